@@ -13,11 +13,15 @@ NAMES = (
     "channels",
     "throughput",
     "computing",
+    "latency",
+    "two_threads",
     "completion",
     "awaiting",
+    "spin",
     "many",
     "connections",
     "messages",
+    "sizes",
     "observed",
 )
 """The benchmarks, a module each, in the order of the report."""

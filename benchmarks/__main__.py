@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from . import NAMES
-from .harness import compiled, report, results
+from .harness import compiled, parts, report, results
 from .harness.plan import Benchmark, Place, load
 from .harness.results import Result, Run, Table
 
@@ -36,8 +36,15 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--json", action="store_true", help="print everything that was measured")
     parser.add_argument("--markdown", metavar="FILE", help="also update the tables in FILE")
     parser.add_argument("--plot", metavar="FILE", help="draw the costs into an SVG or PNG file")
-    parser.add_argument(
+    some = parser.add_mutually_exclusive_group()
+    some.add_argument(
         "--quick", action="store_true", help="run only the most telling ones, in one boot"
+    )
+    some.add_argument(
+        "--part",
+        type=parts.parse,
+        metavar="K/N",
+        help="run the K-th of N parts of those that --quick leaves out, in one boot",
     )
     parser.add_argument(
         "--boots", type=int, metavar="N", help="boot the microVM N times (default: 2)"
@@ -46,8 +53,11 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     for name in options.names:
         if name not in NAMES:
             parser.error(f"there is no benchmark '{name}'; there are {', '.join(NAMES)}")
+    if options.names and options.part:
+        parser.error("--part chooses the benchmarks: it takes no names")
+    options.brief = options.quick or options.part is not None
     if options.boots is None:
-        options.boots = 1 if options.quick else 2
+        options.boots = 1 if options.brief else 2
     if options.boots < 1:
         parser.error("--boots must be 1 or more")
     return options, list(arguments[split + 1 :])
@@ -74,12 +84,12 @@ def progress(lines: Iterator[str]) -> Iterator[Result]:
 
 
 def run_all(
-    benchmarks: dict[str, Benchmark], command: Sequence[str], boots: int, quick: bool
+    benchmarks: dict[str, Benchmark], command: Sequence[str], boots: int, brief: bool
 ) -> dict[Place, list[Run]]:
     runs: dict[Place, list[Run]] = {"native": [], "device": []}
     for place in PLACES:
         names = [name for name, benchmark in benchmarks.items() if place in benchmark.places]
-        rounds = 1 if quick and place == "device" else ROUNDS[place]
+        rounds = 1 if brief and place == "device" else ROUNDS[place]
         for _ in range(boots if names else 0):
             run = measure(command if place == "device" else (), place, rounds, names)
             runs[place].append(run)
@@ -93,12 +103,14 @@ def main() -> int:
     benchmarks = {name: load(name) for name in options.names or NAMES}
     if options.quick and not options.names:
         benchmarks = {name: each for name, each in benchmarks.items() if each.quick}
+    if options.part:
+        benchmarks = parts.choose(benchmarks, options.part)
     if options.list:
         for name, benchmark in benchmarks.items():
             print(f"{name:12} {benchmark.title}")
         return 0
     compiled.build()
-    runs = run_all(benchmarks, command, options.boots, options.quick)
+    runs = run_all(benchmarks, command, options.boots, options.brief)
     made = [results.table(n, b, runs[place]) for n, b in benchmarks.items() for place in PLACES]
     tables = [table for table in made if table is not None]
     show(tables, runs, options)

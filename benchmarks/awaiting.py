@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from cqnotify import QPType, SendFlags, SendWR
-from cqnotify.aio import AsyncCQ
+from cqnotify.aio import AsyncCQ, new_event_loop
 from cqnotify.testing import Endpoint
 
 from .endpoints import DEPTH, SIZE, Loopback, connect_to_itself
@@ -143,24 +143,30 @@ BENCHMARK = Benchmark(
     subjects={
         "C": InC("completion", "event"),
         "bare reader": lambda: bare_reader(asyncio.new_event_loop),
+        "bare reader new_event_loop": lambda: bare_reader(new_event_loop),
         "bare reader uvloop": lambda: bare_reader(uvloop),
         "cqnotify wait": lambda: awaits(by_wait, asyncio.new_event_loop),
+        "cqnotify wait new_event_loop": lambda: awaits(by_wait, new_event_loop),
         "cqnotify wait uvloop": lambda: awaits(by_wait, uvloop),
         "cqnotify wait, after a write": lambda: awaits(
             by_wait_after_a_write, asyncio.new_event_loop
         ),
         "cqnotify wait, after a write, uvloop": lambda: awaits(by_wait_after_a_write, uvloop),
         "cqnotify recv": lambda: receives(asyncio.new_event_loop),
+        "cqnotify recv new_event_loop": lambda: receives(new_event_loop),
         "cqnotify recv uvloop": lambda: receives(uvloop),
     },
     limits=(
-        Limit("cqnotify wait", at_most=58_800),
-        Limit("cqnotify wait uvloop", at_most=32_700),
-        Limit("cqnotify wait, after a write", at_most=59_100),
-        Limit("cqnotify wait, after a write, uvloop", at_most=33_000),
-        Limit("cqnotify recv", at_most=59_600),
-        Limit("cqnotify recv uvloop", at_most=33_600),
+        Limit("cqnotify wait", at_most=59_600),
+        Limit("cqnotify wait new_event_loop", at_most=43_200),
+        Limit("cqnotify wait uvloop", at_most=33_300),
+        Limit("cqnotify wait, after a write", at_most=59_900),
+        Limit("cqnotify wait, after a write, uvloop", at_most=33_600),
+        Limit("cqnotify recv", at_most=60_400),
+        Limit("cqnotify recv new_event_loop", at_most=44_000),
+        Limit("cqnotify recv uvloop", at_most=34_300),
         Limit("cqnotify wait", above=("bare reader", "C"), at_most=6_000),
         Limit("cqnotify recv", above=("bare reader", "C"), at_most=6_500),
     ),
+    seconds=50,
 )

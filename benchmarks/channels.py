@@ -280,4 +280,5 @@ BENCHMARK = Benchmark(
             for subject in ("cqnotify", "cqnotify asyncio")
         ),
     ),
+    seconds=90,
 )

@@ -127,4 +127,5 @@ BENCHMARK = Benchmark(
         Limit("cqnotify", over="ibverbs", at_least=0.99),
     ),
     peer=InC("peer"),
+    seconds=40,
 )

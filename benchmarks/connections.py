@@ -19,6 +19,7 @@ from .harness.plan import Benchmark, Figures, InC, Limit, Round
 from .harness.subject import DEVICE
 
 N = 1000
+KEEPALIVE, TIMEOUT = 60.0, 60.0  # seconds, which no round reaches
 WINDOW = 32
 PORT = 7474
 
@@ -26,9 +27,11 @@ PORT = 7474
 class Connections:
     """Both ends of the connections; some tasks for each do what c/connections.c does."""
 
-    def __init__(self, ctx: Context, n: int) -> None:
+    def __init__(self, ctx: Context, n: int, *, watched: bool) -> None:
         self.pd, self.n = PD(ctx), n
         self.cq = CQ(ctx, 1024)
+        self.keepalive = KEEPALIVE if watched else None
+        self.timeout = TIMEOUT if watched else None
         self.clients: list[cm.Connection] = []
         self.servers: list[cm.Connection] = []
 
@@ -38,11 +41,17 @@ class Connections:
     async def accept(self, listener: cm.Listener, turns: Iterator[int]) -> None:
         for _ in turns:
             request = await listener.get_request()
-            self.servers.append(await request.accept(self.new_qp(), timeout=None))
+            self.servers.append(
+                await request.accept(self.new_qp(), keepalive=self.keepalive, timeout=self.timeout)
+            )
 
     async def connect(self, host: str, turns: Iterator[int]) -> None:
         for _ in turns:
-            self.clients.append(await cm.connect(self.new_qp(), host, PORT, timeout=None))
+            self.clients.append(
+                await cm.connect(
+                    self.new_qp(), host, PORT, keepalive=self.keepalive, timeout=self.timeout
+                )
+            )
 
     async def connect_all(self, host: str) -> None:
         to_connect, to_accept = iter(range(self.n)), iter(range(self.n))
@@ -163,8 +172,8 @@ def measure_core(ctx: Context) -> dict[str, Figures]:
     return figures(start, connected, perf_counter_ns())
 
 
-async def measure(ctx: Context) -> dict[str, Figures]:
-    ends = Connections(ctx, N)
+async def measure(ctx: Context, watched: bool) -> dict[str, Figures]:
+    ends = Connections(ctx, N, watched=watched)
     start = perf_counter_ns()
     await ends.connect_all(os.environ["BENCH_HOST"])
     connected = perf_counter_ns()
@@ -172,9 +181,9 @@ async def measure(ctx: Context) -> dict[str, Figures]:
     return figures(start, connected, perf_counter_ns())
 
 
-def cqnotify() -> Round:
+def cqnotify(*, watched: bool) -> Round:
     ctx = Context(DEVICE)
-    return lambda: asyncio.run(measure(ctx))
+    return lambda: asyncio.run(measure(ctx, watched))
 
 
 def core() -> Round:
@@ -185,10 +194,18 @@ def core() -> Round:
 BENCHMARK = Benchmark(
     title="Connections by rdma_cm: to make one, and to close it, both ends",
     op="connection",
-    subjects={"C": InC("connections", str(N)), "core": core, "cqnotify": cqnotify},
+    subjects={
+        "C": InC("connections", str(N)),
+        "core": core,
+        "cqnotify": lambda: cqnotify(watched=False),
+        "cqnotify, keepalive and timeout": lambda: cqnotify(watched=True),
+    },
     # Instructions of Python beside those of C. In seconds most is the kernel's, of both.
     limits=(
         Limit("cqnotify", case="connect", over="C", at_most=1.35),
         Limit("cqnotify", case="close", over="C", at_most=1.3),
+        Limit("cqnotify, keepalive and timeout", case="connect", over="C", at_most=1.85),
+        Limit("cqnotify, keepalive and timeout", case="close", over="C", at_most=1.35),
     ),
+    seconds=130,
 )

@@ -8,6 +8,7 @@ second queue pair, the receiver, takes receives for which no message comes.
 from __future__ import annotations
 
 import ctypes
+import itertools
 from typing import Any
 
 from cqnotify import QP, AccessFlags, Context, QPType, SendWR, WROpcode
@@ -60,6 +61,23 @@ class Loopback(Endpoint):
                 n -= 1
 
 
+class ManyLoopbacks(Loopback):
+    """Has more queue pairs like the first one, and posts to each in turn."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.qps = [self.qp]
+        while len(self.qps) < count:
+            qp = QP(self.pd, QPType.UC, send_cq=self.cq, max_send_wr=DEPTH // count)
+            qp.connect(qp.address(gid_index=GID_INDEX), gid_index=GID_INDEX, access=ACCESS)
+            self.qps.append(qp)
+
+    def fill(self, n: int) -> None:
+        for wr, qp in zip(self.wrs[:n], itertools.cycle(self.qps), strict=False):
+            qp.post_send(wr)
+        settle(n)
+
+
 class PyverbsLoopback:
     def __init__(self) -> None:
         from pyverbs import addr, cq, device, enums, mr, pd, qp, wr
@@ -67,7 +85,7 @@ class PyverbsLoopback:
         self.ctx = device.Context(name=DEVICE)
         self.pd = pd.PD(self.ctx)
         self.channel = cq.CompChannel(self.ctx)
-        self.cq = cq.CQ(self.ctx, DEPTH, None, self.channel)
+        self.cq = self.create_cq(cq)
         access = enums.IBV_ACCESS_LOCAL_WRITE | enums.IBV_ACCESS_REMOTE_WRITE
         self.mr = mr.MR(self.pd, 4096, access)
         self.qp, attr = self.create_qp(qp, enums.IBV_QPT_UC, access)
@@ -83,6 +101,9 @@ class PyverbsLoopback:
             write = wr.SendWR(FIRST_ID + i, enums.IBV_WR_RDMA_WRITE, num_sge=1, sg=[sge])
             write.set_wr_rdma(self.mr.rkey, self.mr.buf)
             self.wrs.append(write)
+
+    def create_cq(self, cq: Any) -> Any:
+        return cq.CQ(self.ctx, DEPTH, None, self.channel)
 
     def create_qp(self, qp: Any, qp_type: int, access: int) -> tuple[Any, Any]:
         """Return a QP in INIT, and the attributes of that transition."""
@@ -116,6 +137,16 @@ class PyverbsLoopback:
 
         self.receiver.modify(self.to_reset, IBV_QP_STATE)
         self.receiver.to_init(self.to_init)
+
+
+class PyverbsExtendedLoopback(PyverbsLoopback):
+    """Its CQ is an extended one, where a program reads one completion after the other.
+
+    It has no channel: pyverbs 44 fails if it is to create one that has.
+    """
+
+    def create_cq(self, cq: Any) -> Any:
+        return cq.CQEX(self.ctx, cq.CqInitAttrEx(cqe=DEPTH))
 
 
 def ibverbs_context() -> Any:

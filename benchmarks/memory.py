@@ -198,4 +198,5 @@ BENCHMARK = Benchmark(
         Limit("cqnotify", case="WorkCompletion", over="ibverbs", at_most=0.85),
     ),
     env={"PYTHONMALLOC": "malloc"},
+    seconds=35,
 )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the observer of `cqnotify check` and `cqnotify trace` costs the program that it is in."""
+"""The cost of the observer of `cqnotify check` and `cqnotify trace` to the observed program."""
 
 from __future__ import annotations
 
@@ -70,10 +70,11 @@ BENCHMARK = Benchmark(
         "C, checked": lambda: rounds(observed=True),
         "C, with a timeline": lambda: rounds(observed=True, timeline_records=RECORDS),
     },
-    limits=(
-        Limit("C, checked", case="ibv_rc_pingpong -e", over="C", at_most=1.15),
-        Limit("C, with a timeline", case="ibv_rc_pingpong -e", over="C", at_most=1.3),
-        Limit("C, checked", case="drain 256/16", above=("C",), at_most=50),
-        Limit("C, with a timeline", case="drain 256/16", above=("C",), at_most=370),
+    limits=(  # 2 to 5 % above what was measured
+        Limit("C, checked", case="ibv_rc_pingpong -e", over="C", at_most=1.1),
+        Limit("C, with a timeline", case="ibv_rc_pingpong -e", over="C", at_most=1.1),
+        Limit("C, checked", case="drain 256/16", over="C", at_most=1.52),
+        Limit("C, with a timeline", case="drain 256/16", over="C", at_most=3.1),
     ),
+    seconds=35,
 )

@@ -156,6 +156,7 @@ BENCHMARK = Benchmark(
         "cqnotify, arguments": lambda: cqnotify("arguments"),
         "cqnotify, lists": lambda: cqnotify("lists"),
     },
+    places=("native", "device"),
     limits=(
         Limit("cqnotify", case="post_recv", over="C", at_most=4),
         Limit("cqnotify", case="post_recv", over="ibverbs", at_most=0.25),

@@ -53,10 +53,10 @@ BENCHMARK = Benchmark(
     op="question",
     subjects={"pyverbs": pyverbs, "ibverbs": ibverbs, "cqnotify": cqnotify},
     limits=(
-        Limit("cqnotify", case="GID", over="pyverbs", at_most=0.8),
-        Limit("cqnotify", case="GID", over="ibverbs", at_most=1.45),
-        Limit("cqnotify", case="port", over="pyverbs", at_most=0.7),
-        Limit("cqnotify", case="port", over="ibverbs", at_most=1.55),
+        Limit("cqnotify", case="GID", over="pyverbs", at_most=0.44),
+        Limit("cqnotify", case="GID", over="ibverbs", at_most=0.79),
+        Limit("cqnotify", case="port", over="pyverbs", at_most=0.44),
+        Limit("cqnotify", case="port", over="ibverbs", at_most=1.0),
     ),
     quick=True,
 )

@@ -9,6 +9,7 @@ from time import process_time_ns
 from typing import Any
 
 from cqnotify import WorkCompletion
+from cqnotify.aio import new_event_loop
 
 from .end import ACK_BATCH, CqnotifyEnd, IbverbsEnd, Meter, Peer, PyverbsEnd, check
 from .harness.plan import Benchmark, Figures, InC, Limit, Round
@@ -320,10 +321,12 @@ def blocks(
 
 
 def awaits(
-    make: Callable[[Peer, int], Any], receivers: Mapping[str, Callable[[Any, int], Awaitable[None]]]
+    make: Callable[[Peer, int], Any],
+    receivers: Mapping[str, Callable[[Any, int], Awaitable[None]]],
+    new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
 ) -> Round:
     peer = Peer()
-    loop = asyncio.new_event_loop()
+    loop = new_loop()
 
     async def measure(case: str) -> Figures:
         end = make(peer, SIZE)
@@ -377,19 +380,26 @@ BENCHMARK = Benchmark(
         "cqnotify asyncio": lambda: awaits(
             CqnotifyEnd, {ANY: awaiting, SOME: awaiting_solicited, SPINNING: awaiting_spinning}
         ),
+        "cqnotify new_event_loop": lambda: awaits(
+            CqnotifyEnd, {ANY: awaiting, SOME: awaiting_solicited}, new_event_loop
+        ),
     },
     limits=(
-        Limit("cqnotify", case=ANY, over="C", at_most=1.9),
+        Limit("cqnotify", case=ANY, over="C", at_most=1.91),
         Limit("cqnotify", case=SOME, over="C", at_most=3),
-        Limit("cqnotify", case=ANY, over="ibverbs", at_most=0.72),
+        Limit("cqnotify", case=ANY, over="ibverbs", at_most=0.67),
         Limit("cqnotify", case=SOME, over="ibverbs", at_most=0.65),
         Limit("cqnotify", case=SPINNING, over="ibverbs", at_most=0.96),
         Limit("cqnotify asyncio", case=ANY, over="ibverbs asyncio", at_most=0.65),
         Limit("cqnotify asyncio", case=SOME, over="ibverbs asyncio", at_most=0.5),
+        Limit("cqnotify new_event_loop", case=ANY, over="C", at_most=3.05),
         exactly("cqnotify", ANY, MESSAGES),
         exactly("cqnotify", SOME, MESSAGES // SOLICITED),
         exactly("cqnotify asyncio", ANY, MESSAGES),
         exactly("cqnotify asyncio", SOME, MESSAGES // SOLICITED),
+        exactly("cqnotify new_event_loop", ANY, MESSAGES),
+        exactly("cqnotify new_event_loop", SOME, MESSAGES // SOLICITED),
     ),
     peer=InC("peer"),
+    seconds=145,
 )

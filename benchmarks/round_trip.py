@@ -11,6 +11,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from cqnotify.aio import new_event_loop
+
 from .end import ACK_BATCH, SIGNAL_EVERY, CqnotifyEnd, IbverbsEnd, Meter, Peer, PyverbsEnd, check
 from .harness.plan import Benchmark, Figures, InC, Limit, Round
 from .harness.subject import clock
@@ -238,17 +240,21 @@ BENCHMARK = Benchmark(
         "cqnotify": lambda: blocks(CqnotifyEnd, blocking),
         "cqnotify add_reader": lambda: awaits(CqnotifyEnd, reader, asyncio.new_event_loop()),
         "cqnotify asyncio": lambda: awaits(CqnotifyEnd, awaiting, asyncio.new_event_loop()),
+        "cqnotify new_event_loop": lambda: awaits(CqnotifyEnd, awaiting, new_event_loop()),
         "cqnotify uvloop": uvloop_awaits,
     },
     limits=(
         Limit("cqnotify", over="C", at_most=1.17),
-        Limit("cqnotify", over="pyverbs", at_most=0.8),
+        Limit("cqnotify", over="pyverbs", at_most=0.815),
         Limit("cqnotify", over="ibverbs", at_most=0.95),
         Limit("cqnotify asyncio", over="C epoll", at_most=1.57),
         Limit("cqnotify asyncio", over="ibverbs asyncio", at_most=0.8),
+        Limit("cqnotify new_event_loop", over="C epoll", at_most=1.27),
         Limit("cqnotify uvloop", over="C epoll", at_most=1.27),
         Limit("cqnotify asyncio", figure="wakeups", at_least=1, at_most=1),
+        Limit("cqnotify new_event_loop", figure="wakeups", at_least=1, at_most=1),
     ),
     peer=InC("peer"),
     realtime=True,
+    seconds=60,
 )

@@ -141,4 +141,5 @@ BENCHMARK = Benchmark(
     ),
     peer=InC("peer"),
     realtime=True,
+    seconds=45,
 )

@@ -19,8 +19,8 @@ In the order in which a program uses them:
     report, register_report       what is open and what it waits for; the same on a signal
 
 The classes are those of libibverbs, their methods the verbs without the prefix: each docstring
-names its manual page. What stands on them is imported by itself, since asyncio takes longer to
-load than all of the above:
+names its manual page. The modules below stand on them, and are imported by themselves, since
+asyncio takes longer to load than all of the above:
 
     cqnotify.aio                  AsyncCQ: await completions
     cqnotify.cm                   connections by address, with rdma_cm

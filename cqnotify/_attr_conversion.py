@@ -133,7 +133,8 @@ def _gid_entry(raw: tuple[bytes, int, int, int, str | None]) -> GIDEntry:
 
 
 # Programs ask for ports and GIDs often, and get the same answer for long. The device is asked each
-# time; what is kept is which tuple stands for which answer.
+# time; what is kept is which tuple stands for which answer: here for several ports and entries, and
+# in the core for the latest answer of a context.
 port_attr = lru_cache(64)(_port_attr)
 gid_entry = lru_cache(1024)(_gid_entry)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Names that are imported when they are first asked for (PEP 562).
 
-What describes devices and addresses takes longer to import than all else of the package, by the
-standard library's modules that it needs, and many programs need it late or never.
+The descriptions of devices and addresses take longer to import than all else of the package,
+because of the standard library's modules that they need, and many programs need them late or never.
 """
 
 TYPE_CHECKING = False

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What is open and what it waits for, as text: for a program that sleeps, and a test that failed.
+"""The open objects and what they wait for, as text: for a program that sleeps, and a failed test.
 
 A report only looks. It takes no completion and no event, posts nothing, arms nothing, and waits for
 no lock of this package.
@@ -66,7 +66,7 @@ def _lines(context: Context) -> list[str]:
     try:
         return ["a Context that is closed"] if context.closed else _Report(context).lines()
     except Exception as e:  # it may be closed meanwhile, or forked; a report must not fail
-        return [f"a Context of which nothing can be told: {type(e).__name__}: {e}"]
+        return [f"a Context that cannot be described: {type(e).__name__}: {e}"]
 
 
 class _Report:
@@ -126,7 +126,7 @@ class _Report:
         return f"the channel of {', '.join(names) or 'no CQ'}: {event}, {threads} in get_event()"
 
     def _tasks(self, cq: CQ) -> Iterator[str]:
-        """Of the AsyncCQ, what its tasks wait for."""
+        """Yield what the tasks of the AsyncCQ wait for."""
         try:
             acq = cq._engine
         except ClosedError:  # meanwhile

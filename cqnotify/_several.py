@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-# What tells most about the peer comes first: its host has answered; it may answer later.
+# The errors that say most about the peer come first: its host has answered; it may answer later.
 TELLING: Final = (ConnectionRefusedError, TimeoutError, ConnectionError, OSError)
 
 

@@ -10,26 +10,10 @@ from . import _core, enums
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ipaddress import IPv4Address, IPv6Address
-    from typing import Self
+    from typing import NoReturn, Self
 
-    from ._attr_conversion import gid_entry, port_attr
-    from .attrs import Device, DeviceAttr, DeviceAttrEx, GIDEntry, PortAttr, RTValues
+    from .attrs import Device, DeviceAttr, DeviceAttrEx, GIDEntry, RTValues
     from .enums import ForkStatus, GIDType, TransportType
-else:
-    # Queries of these are frequent: at the first one each of them takes the other's place.
-
-    def gid_entry(raw):
-        global gid_entry
-        from ._attr_conversion import gid_entry
-
-        return gid_entry(raw)
-
-    def port_attr(raw):
-        global port_attr
-        from ._attr_conversion import port_attr
-
-        return port_attr(raw)
-
 
 __all__ = ["Context", "devices", "fork_status"]
 
@@ -107,10 +91,6 @@ class Context(_core.Context):
 
         return RTValues(**super().query_rt_values())
 
-    def query_port(self, port_num: int = 1) -> PortAttr:
-        """Return the state of a port; ports count from 1. Wraps ibv_query_port(3)."""
-        return port_attr(_core.Context.query_port(self, port_num))
-
     def get_pkey_index(self, pkey: int, port_num: int = 1) -> int:
         """Return the index of a P_Key in a port's table, for `pkey_index` of a QP.
 
@@ -136,24 +116,16 @@ class Context(_core.Context):
 
         Raises ValueError where there is no such port. Wraps ibv_query_gid_table(3).
         """
-        table = [gid_entry(raw) for raw in super().query_gid_table()]
+        table = super().query_gid_table()
         wanted = [entry for entry in table if port_num in (None, entry.port_num)]
         if port_num is not None and not wanted:
-            _core.Context.query_port(self, port_num)  # is there such a port?
+            self.query_port(port_num)  # is there such a port?
         return sorted(wanted, key=lambda entry: (entry.port_num, entry.index))
 
-    def query_gid(self, index: int, port_num: int = 1) -> GIDEntry:
-        """Return one entry of a port's GID table.
-
-        Raises LookupError where the table has no valid entry at `index`, ValueError where there is
-        no such port. An index changes when addresses are added or removed; `find_gid` is safer.
-        Wraps ibv_query_gid_ex(3).
-        """
-        raw = _core.Context.query_gid(self, index, port_num)
-        if raw is None:
-            table = self.query_gid_table(port_num)
-            raise LookupError(f"no GID at index {index}; {_listing(self, table, port_num)}")
-        return gid_entry(raw)
+    def _raise_no_gid(self, index: int, port_num: int) -> NoReturn:
+        """For `query_gid`."""
+        table = self.query_gid_table(port_num)
+        raise LookupError(f"no GID at index {index}; {_listing(self, table, port_num)}")
 
     def find_gid(
         self,
@@ -170,7 +142,7 @@ class Context(_core.Context):
         netdev: the name of the network device that has the address.
         port_num: the port, counting from 1.
 
-        Of several matches, RoCE v2 entries win over others, then the lowest index. Raises
+        If several match, RoCE v2 entries win over others, then the lowest index. Raises
         LookupError, which lists the port's GIDs, where none matches.
         """
         gid = None if address is None else _as_gid(address)

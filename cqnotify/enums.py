@@ -611,7 +611,7 @@ if not TYPE_CHECKING:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from . import _named
 
-        # Of several threads that come here at once one's class is everybody's.
+        # If several threads come here at once, all of them use the class of the first.
         return globals().setdefault(name, _named.build(name, *_bodies[name]))
 
     def __dir__():

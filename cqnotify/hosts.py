@@ -457,7 +457,7 @@ class Hosts(Sequence[Host]):
     def counts(self) -> dict[tuple[int, int], dict[str, int]]:
         """Return what the switch did since the last reset: {(from, to): {"frames": N, ...}, ...}.
 
-        "frames" counts the frames that the switch took. Of these some were "lost" or "cut",
+        "frames" counts the frames that the switch took. Some of these were "lost" or "cut",
         "duplicated" or "reordered", or "dropped" because the receiving host was down or did not
         take them. "delivered" counts the frames that the switch handed out.
         """

@@ -2,6 +2,8 @@
 /* The module: its state, its types, and nothing else. */
 
 #include "cm/cm.h"
+#include "messages/memory.h"
+#include "messages/messages.h"
 
 static int add_derived(PyObject *module, PyType_Spec *spec, PyTypeObject *base, PyTypeObject **slot)
 {
@@ -14,16 +16,17 @@ static int add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **slot)
     return add_derived(module, spec, NULL, slot);
 }
 
-/* Runs once in each interpreter that imports the module. What it has made when it fails,
- * module_clear() drops. */
+/* Runs once in each interpreter that imports the module. If it fails, module_clear() drops what it
+ * made. */
 CQN_RARE static int module_exec(PyObject *module)
 {
     cqn_state *st = PyModule_GetState(module);
     st->awaiting = &cqn_engine_awaiting;
     pthread_mutex_init(&st->idle_lock, NULL);
     pthread_cond_init(&st->idle, NULL);
-    if (CQN_ADD_FAULT_METHODS(module) < 0 || cqn_lock_init() < 0 ||
-        cqn_state_watch_for_fork(st) < 0 || cqn_errors_init(module, st) < 0) {
+    if (CQN_ADD_FAULT_METHODS(module) < 0 || PyModule_AddFunctions(module, cqn_wire_methods) < 0 ||
+        cqn_lock_init() < 0 || cqn_state_watch_for_fork(st) < 0 ||
+        cqn_errors_init(module, st) < 0) {
         return -1;
     }
     if (add_type(module, &cqn_context_spec, &st->Context) < 0 ||
@@ -54,11 +57,19 @@ CQN_RARE static int module_exec(PyObject *module)
         add_type(module, &cqn_engine_spec, &st->Engine) < 0 ||
         add_type(module, &cqn_awaitable_spec, &st->Awaitable) < 0 ||
         add_type(module, &cqn_scope_spec, &st->Scope) < 0 ||
+        add_type(module, &cqn_selector_spec, &st->Selector) < 0 ||
         add_type(module, &cqn_cm_channel_spec, &st->CMChannel) < 0 ||
         add_type(module, &cqn_cm_id_spec, &st->CMID) < 0 ||
         add_type(module, &cqn_cm_conn_spec, &st->CMConn) < 0 ||
         add_type(module, &cqn_cm_wait_spec, &st->CMWait) < 0 ||
-        add_type(module, &cqn_cm_call_spec, &st->CMCall) < 0) {
+        add_type(module, &cqn_cm_call_spec, &st->CMCall) < 0 ||
+        add_type(module, &cqn_message_flow_spec, &st->MessageFlow) < 0 ||
+        add_type(module, &cqn_message_ring_spec, &st->MessageRing) < 0 ||
+        add_type(module, &cqn_receive_spec, &st->MessageReceive) < 0 ||
+        add_type(module, &cqn_sending_spec, &st->MessageSend) < 0 ||
+        add_type(module, &cqn_reading_spec, &st->MessageReading) < 0 ||
+        add_type(module, &cqn_message_memory_spec, &st->MessageMemory) < 0 ||
+        add_type(module, &cqn_session_spec, &st->MessageSession) < 0) {
         return -1;
     }
     st->innermost_scope = PyContextVar_New("innermost_scope", NULL);
@@ -114,11 +125,20 @@ CQN_RARE static int module_exec(PyObject *module)
     DO((st)->Engine);                           \
     DO((st)->Awaitable);                        \
     DO((st)->Scope);                            \
+    DO((st)->Selector);                         \
     DO((st)->CMChannel);                        \
     DO((st)->CMID);                             \
     DO((st)->CMConn);                           \
     DO((st)->CMWait);                           \
     DO((st)->CMCall);                           \
+    DO((st)->MessageFlow);                      \
+    DO((st)->MessageRing);                      \
+    DO((st)->MessageReceive);                   \
+    DO((st)->MessageSend);                      \
+    DO((st)->MessageReading);                   \
+    DO((st)->MessageMemory);                    \
+    DO((st)->MessageSession);                   \
+    DO((st)->ProtocolError);                    \
     DO((st)->innermost_scope);                  \
     DO((st)->get_running_loop);                 \
     DO((st)->anyio_name);                       \
@@ -169,7 +189,7 @@ static PyMethodDef module_methods[] = {
      "Wraps ibv_get_device_list(3)."},
     {"why_no_device", cqn_why_no_device, METH_NOARGS,
      "why_no_device($module, /)\n--\n\n"
-     "What a machine lacks where list_devices() is empty, and how to get it."},
+     "Say what this machine lacks if list_devices() is empty, and how to get it."},
     {"fork_status", cqn_fork_status, METH_NOARGS,
      "fork_status($module, /)\n--\n\n"
      "ForkStatus.\n\nWraps ibv_is_fork_initialized(3)."},

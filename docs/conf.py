@@ -39,7 +39,7 @@ pygments_style = "friendly"
 
 
 def plain_outside(app: Sphinx, docname: str, source: list[str]) -> None:
-    """What is in the repository and not among these pages has no address here."""
+    """Make text of links to files that are not among these pages: they have no address here."""
     source[0] = re.sub(r"\[([^\]]*)\]\(\.\./[^)]*\)", r"\1", source[0])
 
 

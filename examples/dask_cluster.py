@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A Dask cluster over RDMA: a reduction and a shuffle, of which one worker is killed on the way.
+"""A Dask cluster over RDMA: a reduction and a shuffle, with one worker killed on the way.
 
 python examples/dask_cluster.py                                  # two workers, on this host
 
@@ -22,7 +22,7 @@ PARTS = 16
 
 
 def own_address() -> str:
-    """Of the first device. Loopback addresses, which Dask would choose, lead to none."""
+    """Return one of the first device. Loopback addresses, which Dask would choose, lead to none."""
     with Context() as ctx:
         return local_addresses(ctx)[0]
 

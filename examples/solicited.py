@@ -4,7 +4,7 @@
 python examples/solicited.py                         # the receiver
 python examples/solicited.py --connect 127.0.0.1     # the sender, in another terminal
 
-Of each batch only the last message is SOLICITED, and the receiver sleeps until such a one comes.
+Only the last message of each batch is SOLICITED, and the receiver sleeps until such a one comes.
 """
 
 import asyncio

@@ -3,7 +3,8 @@
 
     python tests/doc_support.py FOLDER
 
-writes the programs there, for type checkers: see lint() of the lab.
+writes the programs there, for type checkers, and the workflows, for a validator: see lint() of the
+lab.
 
 The python blocks below one heading are one program. `<!-- goes on -->` below a heading makes them
 the end of the program before. A block within an HTML comment is run, and not shown. What a program
@@ -135,9 +136,10 @@ def matches(printed: str, shown: str) -> bool:
 # ---- for type checkers ----------------------------------------------------------------------
 
 
-def of_both_libraries(page: Page) -> list[list[Block]]:
-    """Of a page that shows each task twice: the programs with cqnotify, each with the set-up."""
-    ours = [blocks[1] for section in page.sections if (blocks := section.of("python"))]
+def with_cqnotify(page: Page) -> list[list[Block]]:
+    """Of a page that shows each task with several libraries, ours last: our programs, each with
+    the set-up."""
+    ours = [blocks[-1] for section in page.sections if (blocks := section.of("python"))]
     return [[ours[0], task] for task in ours[1:]]
 
 
@@ -147,12 +149,15 @@ def write_programs(folder: Path) -> None:
     for name in PAGES:
         page = read(name)
         programs = page.programs
-        if name in ("pyverbs.md", "ibverbs.md"):
-            both = of_both_libraries(page)
-            programs = [Program(name, task.line, [setup, task], []) for setup, task in both]
+        if name == "migrating.md":
+            ours = with_cqnotify(page)
+            programs = [Program(name, task.line, [setup, task], []) for setup, task in ours]
         for program in programs:
             path = folder / f"{Path(name).stem}_{program.line}.py"
             path.write_text(program.source)
+        for block in page.blocks:
+            if block.language == "yaml":
+                (folder / f"{Path(name).stem}_{block.line}.yml").write_text(block.text)
 
 
 if __name__ == "__main__":

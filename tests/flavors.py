@@ -14,6 +14,8 @@ import anyio
 import trio
 from support import DEADLINE
 
+from cqnotify.aio import new_event_loop
+
 Scene = Callable[[], Awaitable[Any]]
 
 
@@ -97,6 +99,7 @@ def anyio_on(backend: str, **options: Any) -> Flavor:
 FLAVORS = {
     "trio": Flavor(trio, trio.run),
     "anyio on asyncio": anyio_on("asyncio"),
+    "anyio on cqnotify": anyio_on("asyncio", loop_factory=new_event_loop),
     "anyio on trio": anyio_on("trio"),
 }
 if sys.version_info < (3, 14):  # there anyio asks for another way

@@ -9,6 +9,7 @@ import gc
 import inspect
 import os
 import resource
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -27,6 +28,7 @@ from collections.abc import (
     Iterator,
 )
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -72,7 +74,8 @@ ALL_REMOTE = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE | AccessFlags.RE
 GRH = 40
 QKEY = DEFAULT_QKEY
 FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
-PPOLL = "271"  # number of the system call on x86-64
+PPOLL = "271"  # numbers of the system calls on x86-64
+EPOLL_WAIT, EPOLL_PWAIT = "232", "281"
 
 SOLICITED = SendFlags.SIGNALED | SendFlags.SOLICITED
 UNSIGNALED = SendFlags(0)
@@ -210,6 +213,14 @@ def is_asleep(thread: threading.Thread) -> bool:
         return sits_in(f"/proc/self/task/{thread.native_id}", PPOLL)
     except OSError:
         return False
+
+
+def signal_when_asleep(number: signal.Signals) -> None:
+    """To the main thread, when its event loop sleeps."""
+    main = threading.main_thread()
+    sleeps = partial(sits_in, f"/proc/self/task/{main.native_id}", EPOLL_WAIT, EPOLL_PWAIT)
+    until(sleeps, "the event loop sleeps")
+    signal.pthread_kill(main.ident or 0, number)
 
 
 def switches(thread: threading.Thread) -> int:

@@ -170,6 +170,12 @@ void end_post_recv(struct end *end, uint64_t slot)
     CHECK(ibv_post_recv(end->qp, &wr, &bad) == 0);
 }
 
+void end_stamp(struct end *end, int64_t time)
+{
+    CHECK(end->send_size >= sizeof(time));
+    memcpy(end->memory + SLOTS * (size_t)end->size, &time, sizeof(time));
+}
+
 void end_post_send(struct end *end, unsigned send_flags)
 {
     uintptr_t addr = (uintptr_t)end->memory + SLOTS * (uintptr_t)end->size;

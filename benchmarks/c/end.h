@@ -12,7 +12,7 @@
 
 enum {
     SLOTS = 64,        /* receives that are posted */
-    SIGNAL_EVERY = 32, /* sends of which one is signaled, and reaped */
+    SIGNAL_EVERY = 32, /* sends: one of them is signaled, and reaped */
     ACK_BATCH = 32,    /* events that are acknowledged at once */
 };
 
@@ -43,6 +43,8 @@ void end_close(struct end *end);
 void end_post_recv(struct end *end, uint64_t slot);
 void end_post_send(struct end *end, unsigned send_flags);
 void end_reap_send(struct end *end);
+/* Writes the time into the message that is sent, as its first 8 bytes. */
+void end_stamp(struct end *end, int64_t time);
 /* Posts the message, and reaps signaled sends. */
 void end_send(struct end *end);
 

@@ -3,6 +3,7 @@
  *
  *   verbs     sends out of registered memory into posted receives, asleep in between: what
  *             ib_send_lat -e and ib_send_bw -e do, but with a window, so that none finds no receive
+ *   reads     no message but RDMA READs: the receiver reads the same bytes, and the sender sleeps
  *   rsockets  rsend() and rrecv(), the blocking sockets of librdmacm */
 
 #include "bench.h"
@@ -22,17 +23,23 @@ static const struct {
     const char *name;
     size_t size;
     long messages;
-} streams[] = {{"64 KiB", 1 << 16, 64}, {"16 MiB", LARGEST, 2}};
+} streams[] = {{"64 B", 64, 512}, {"64 KiB", 1 << 16, 64}, {"16 MiB", LARGEST, 2}};
+#define STREAMS (sizeof(streams) / sizeof(*streams))
 
 /* listen() writes to the pipe once it listens. send() and recv() use the memory below, for a
- * message of that size. window: how many messages may be sent ahead of an acknowledgement. */
+ * message of that size. window: how many messages may be sent ahead of an acknowledgement. serve()
+ * and run_round() are what the ends do in one round. */
 struct transport {
+    const char *name, *port;
     void (*listen)(int pipe);
     void (*connect)(void);
     void (*send)(size_t size);
     void (*recv)(size_t size);
+    void (*serve)(void);
+    void (*run_round)(void);
     long window;
 };
+static const struct transport *by;
 
 static char out[LARGEST], in[LARGEST];
 static const char *host, *port;
@@ -142,13 +149,7 @@ static void rsockets_recv(size_t size)
     CHECK(rrecv(fd, in, size, MSG_WAITALL) == (ssize_t)size);
 }
 
-/* ---- what both ends do ------------------------------------------------------------------ */
-
-static const struct transport transports[] = {
-    {verbs_listen, verbs_connect, verbs_send, verbs_recv, WINDOW},
-    {rsockets_listen, rsockets_connect, rsockets_send, rsockets_recv, LONG_MAX},
-};
-static const struct transport *by;
+/* ---- messages --------------------------------------------------------------------------- */
 
 /* The receiver acknowledges each half of a window, and the last message. */
 static void receive(size_t size, long messages)
@@ -177,18 +178,15 @@ static void stream(size_t size, long messages)
     }
 }
 
-static void serve(int pipe)
+static void serve_messages(void)
 {
-    by->listen(pipe);
-    while (by->recv(1), in[0]) {
-        for (int i = 0; i < TRIPS; i++) {
-            by->recv(SMALL);
-            by->send(SMALL);
-        }
-        for (size_t i = 0; i < sizeof(streams) / sizeof(*streams); i++) {
-            receive(streams[i].size, 1);
-            receive(streams[i].size, streams[i].messages);
-        }
+    for (int i = 0; i < TRIPS; i++) {
+        by->recv(SMALL);
+        by->send(SMALL);
+    }
+    for (size_t i = 0; i < STREAMS; i++) {
+        receive(streams[i].size, 1);
+        receive(streams[i].size, streams[i].messages);
     }
 }
 
@@ -197,23 +195,126 @@ static void print(const char *name, long ops, int64_t start)
     printf("\"%s\": {\"ops\": %ld, \"total\": %ld}", name, ops, (long)(bench_clock() - start));
 }
 
-static void run_round(void)
+static void exchange_messages(void)
 {
-    by->send(1);
-    printf("{");
     int64_t start = bench_clock();
     for (int i = 0; i < TRIPS; i++) {
         by->send(SMALL);
         by->recv(SMALL);
     }
     print("64 B round trip", TRIPS, start);
-    for (size_t i = 0; i < sizeof(streams) / sizeof(*streams); i++) {
+    for (size_t i = 0; i < STREAMS; i++) {
         printf(", ");
         stream(streams[i].size, 1);
         start = bench_clock();
         stream(streams[i].size, streams[i].messages);
         print(streams[i].name, streams[i].messages, start);
     }
+}
+
+/* ---- READs ------------------------------------------------------------------------------ */
+
+enum { FIRST_READ = 1, MOST_READ = 1 << 20 };
+
+static struct {
+    uint64_t addr;
+    uint32_t rkey;
+} source;
+
+/* Tells the receiver where it reads. */
+static void reads_connect(void)
+{
+    verbs_connect();
+    struct ibv_mr *mr = rdma_reg_read(id, out, sizeof(out));
+    CHECK(mr != NULL);
+    source.addr = (uintptr_t)out;
+    source.rkey = mr->rkey;
+    memcpy(out, &source, sizeof(source));
+    verbs_send(sizeof(source));
+    verbs_recv(1);
+}
+
+static void reads_listen(int pipe)
+{
+    verbs_listen(pipe);
+    verbs_recv(sizeof(source));
+    memcpy(&source, in, sizeof(source));
+    verbs_send(1);
+}
+
+/* As large as the messages' own READs are. All read into the same memory. */
+static void read_all(size_t size, long messages)
+{
+    const size_t each = size < MOST_READ ? size : MOST_READ;
+    const long reads = messages * (long)(size / each);
+    for (long i = 1; i <= reads; i++) {
+        bool signaled = i % WINDOW == 0 || i == reads;
+        CHECK(rdma_post_read(id, NULL, in, each, in_mr, signaled ? IBV_SEND_SIGNALED : 0,
+                             source.addr, source.rkey) == 0);
+        struct ibv_wc wc;
+        CHECK(!signaled || (rdma_get_send_comp(id, &wc) == 1 && wc.status == IBV_WC_SUCCESS));
+    }
+}
+
+static void serve_reads(void)
+{
+    for (size_t i = FIRST_READ; i < STREAMS; i++) {
+        verbs_recv(1);
+        read_all(streams[i].size, 1);
+        verbs_send(1);
+        verbs_recv(1);
+        read_all(streams[i].size, streams[i].messages);
+        verbs_send(1);
+    }
+}
+
+static void wait_for_reads(void)
+{
+    for (size_t i = FIRST_READ; i < STREAMS; i++) {
+        verbs_send(1);
+        verbs_recv(1);
+        int64_t start = bench_clock();
+        verbs_send(1);
+        verbs_recv(1);
+        printf("%s", i > FIRST_READ ? ", " : "");
+        print(streams[i].name, streams[i].messages, start);
+    }
+}
+
+/* ---- the two ends ----------------------------------------------------------------------- */
+
+static const struct transport transports[] = {
+    {"verbs", "7475", verbs_listen, verbs_connect, verbs_send, verbs_recv, serve_messages,
+     exchange_messages, WINDOW},
+    {"rsockets", "7476", rsockets_listen, rsockets_connect, rsockets_send, rsockets_recv,
+     serve_messages, exchange_messages, LONG_MAX},
+    {"reads", "7477", reads_listen, reads_connect, verbs_send, verbs_recv, serve_reads,
+     wait_for_reads, WINDOW},
+};
+
+static const struct transport *find(const char *name)
+{
+    for (size_t i = 0; i < sizeof(transports) / sizeof(*transports); i++) {
+        if (strcmp(transports[i].name, name) == 0) {
+            return &transports[i];
+        }
+    }
+    return NULL;
+}
+
+static void serve(int pipe)
+{
+    by->listen(pipe);
+    while (by->recv(1), in[0]) {
+        by->serve();
+    }
+}
+
+static void run_round(void)
+{
+    by->send(1);
+    printf("{");
+    by->run_round();
     printf("}\n");
 }
 
@@ -239,9 +340,8 @@ static pid_t start_server(void)
 int main(int argc, char **argv)
 {
     CHECK(argc == 2);
-    bool is_verbs = strcmp(argv[1], "verbs") == 0;
-    by = &transports[is_verbs ? 0 : 1];
-    port = is_verbs ? "7475" : "7476";
+    CHECK((by = find(argv[1])) != NULL);
+    port = by->port;
     CHECK((host = getenv("BENCH_HOST")) != NULL);
     pid_t server = start_server();
     by->connect();

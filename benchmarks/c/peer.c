@@ -3,7 +3,8 @@
  *
  *   connect SIZE               a new connection, of messages of that size
  *   echo N                     sends N messages back, asleep in between
- *   pace N INTERVAL SOLICITED  sends N messages, INTERVAL ns apart, each SOLICITED-th is solicited
+ *   pace N INTERVAL SOLICITED  sends N messages, INTERVAL ns apart, each SOLICITED-th is solicited;
+ *                              they begin with the time
  *   stream N                   sends N messages, SLOTS / 2 of them for each message that it gets
  *   meet                       says that all this is done */
 
@@ -41,6 +42,7 @@ static void pace(struct end *end, long n, long interval, long solicited)
     sched_setscheduler(0, SCHED_FIFO, &param);
     for (long i = 1; i <= n; i++) {
         sleep_until(bench_clock() + interval);
+        end_stamp(end, bench_clock());
         end_post_send(end, IBV_SEND_SIGNALED | (i % solicited ? 0 : IBV_SEND_SOLICITED));
         end_reap_send(end);
     }

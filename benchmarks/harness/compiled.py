@@ -15,14 +15,16 @@ FAKE_VERBS_AS_LIBRARY = BUILD / "fake_verbs" / "libibverbs.so.1"
 """The same by the library's name, for a subject that looks for functions in the library alone."""
 
 
-def build() -> None:
+def build(*names: str) -> None:
+    """Build all of them, or only those."""
     BUILD.mkdir(parents=True, exist_ok=True)
     inputs = [*SOURCES.glob("*.[ch]"), Path(__file__)]
     newest = max(path.stat().st_mtime for path in inputs)
     for source in sorted(SOURCES.glob("*.c")):
         target = BUILD / source.with_suffix(".so" if source.stem == FAKE_VERBS.stem else "").name
         old = not target.exists() or target.stat().st_mtime < newest
-        if source.stem not in SHARED and old:
+        wanted = source.stem in names if names else source.stem not in SHARED
+        if wanted and old:
             compile_c(source, target)
     FAKE_VERBS_AS_LIBRARY.parent.mkdir(exist_ok=True)
     if not FAKE_VERBS_AS_LIBRARY.is_symlink():

@@ -15,7 +15,7 @@ Place: TypeAlias = Literal["native", "device"]
 
 
 Counter: TypeAlias = Literal["events", "wakeups", "arms", "spurious"]
-"""What a round can count besides its time."""
+"""The counts of a round besides its time."""
 
 COUNTERS: tuple[Counter, ...] = get_args(Counter)
 
@@ -103,6 +103,9 @@ class Benchmark:
     so that the limits can be judged."""
     quick: bool = False
     """Whether --quick runs it."""
+    seconds: int = 0
+    """About what it takes in the emulated machine with one round, by which --part splits; none if
+    --quick runs it."""
 
 
 def load(name: str) -> Benchmark:

@@ -19,10 +19,13 @@ It starts no thread, and the event loop sleeps until a completion comes.
 #   _scope.py          the begin and the end of scopes
 #   _batches.py        iterating over completions
 #   _cq.py             AsyncCQ
+#   _selector.py       the selector of new_event_loop()
+#   _event_loop.py     new_event_loop()
 
 from ._batches import Batches
 from ._cq import AsyncCQ
+from ._event_loop import new_event_loop
 from ._scope import Scope
 from ._stats import AsyncCQStats
 
-__all__ = ["AsyncCQ", "AsyncCQStats", "Batches", "Scope"]
+__all__ = ["AsyncCQ", "AsyncCQStats", "Batches", "Scope", "new_event_loop"]

@@ -12,12 +12,13 @@ from functools import partial
 from itertools import filterfalse
 from operator import is_
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from .._core import CQ, AsyncEvent, AsyncEventError, ClosedError, Engine, WorkCompletion
 from . import _reader
 from ._batches import Batches
 from ._failures import failure, fresh, same
+from ._loop_adapters import running_task
 from ._reader import Calls, Reader, weak_callback
 from ._scope import Scope
 from ._stats import AsyncCQStats
@@ -34,19 +35,23 @@ class AsyncCQ(Engine):
     """Awaits the completions of one CQ, in asyncio (uvloop, too), trio or anyio.
 
     cq: a CQ with a channel and without another open AsyncCQ.
+    spin: for how many seconds a task polls before it sleeps, in all that it awaits here; or "auto",
+        as long as such waits took lately, at most 50 us, and not at all where they mostly take
+        longer or the thread has one CPU. Only while nothing else is ready in the event loop; and in
+        an iteration of it, no task begins to spin after all have for 200 us.
 
     While the AsyncCQ is open, leave arming the CQ, acknowledging its events and reading the events
     of the channel to it; CQ.poll() then is the AsyncCQ's poll(). Closing the AsyncCQ leaves the CQ
     open. Apart from close(), call its methods only in the thread of its event loop.
 
-    Raises ValueError for a CQ that has no channel or already has an AsyncCQ, ClosedError for a
-    closed CQ.
+    Raises ValueError for a CQ that has no channel or already has an AsyncCQ, or for another `spin`,
+    ClosedError for a closed CQ.
     """
 
     __slots__ = ("_on_cq_closed", "_reader")
 
-    def __init__(self, cq: CQ) -> None:
-        super().__init__(cq)  # from here on, other threads can call it
+    def __init__(self, cq: CQ, *, spin: float | Literal["auto"] = 0.0) -> None:
+        super().__init__(cq, spin=spin)  # from here on, other threads can call it
         self._on_cq_closed = weak_callback(self._cq_closed)
         self._reader = Reader.of(self._channel)
         self._reader.register(
@@ -68,7 +73,11 @@ class AsyncCQ(Engine):
             return super().__repr__()
 
     def batches(
-        self, max_entries: int = 16, *, spin: float = 0.0, solicited_only: bool = False
+        self,
+        max_entries: int = 16,
+        *,
+        spin: float | Literal["auto"] | None = None,
+        solicited_only: bool = False,
     ) -> Batches:
         """Iterate over lists of completions: `async for wcs in acq.batches()`.
 
@@ -98,10 +107,10 @@ class AsyncCQ(Engine):
         return self
 
     async def __anext__(self) -> WorkCompletion:
-        return (await self._next_batch(1, 0.0, False))[0]
+        return (await self._next_batch(1, None, False))[0]
 
     async def _next_batch(
-        self, max_entries: int, spin: float, solicited_only: bool
+        self, max_entries: int, spin: float | Literal["auto"] | None, solicited_only: bool
     ) -> list[WorkCompletion]:
         """The next item of an iterator; close() ends the iteration."""
         try:
@@ -156,6 +165,12 @@ class AsyncCQ(Engine):
     def _wants_coroutines(anyio: object) -> bool:
         """Whether this version of anyio starts nothing but native coroutines."""
         return not hasattr(anyio, "TaskHandle")
+
+    @staticmethod
+    def _running_task() -> tuple[int, bytes]:
+        """The id and the name of the task that runs, for `cqnotify trace`."""
+        number, name = running_task()
+        return number, name.replace("\0", "").encode(errors="replace")
 
     def _attach(self) -> None:
         """Move the reader to the running event loop, which is not the one it is in."""

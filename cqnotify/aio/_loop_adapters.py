@@ -12,7 +12,7 @@ import contextvars
 import sys
 import threading
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class Loop(Protocol):
@@ -113,6 +113,16 @@ def running() -> object:
 
         return _trio.running()
     return asyncio.get_running_loop()
+
+
+def running_task() -> tuple[int, str]:
+    """Return the id and the name of the running task; (0, "") where none runs."""
+    task: Any
+    if _in_trio():
+        task = sys.modules["trio"].lowlevel.current_task()
+        return id(task), str(task.name)
+    task = None if asyncio._get_running_loop() is None else asyncio.current_task()
+    return (0, "") if task is None else (id(task), str(task.get_name()))
 
 
 def adapt(raw: object) -> Loop:

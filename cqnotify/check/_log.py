@@ -48,7 +48,7 @@ class Process:
     modules: list[Module] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     faults: dict[str, int] = field(default_factory=dict)  # that were made, by name
-    finished: bool = False  # it ended, with its counts; one that is killed has none
+    finished: bool = False  # with its counts; if it is killed, they are those so far, or none
 
     @property
     def name(self) -> str:
@@ -80,7 +80,7 @@ class Logs:
     """The logs of a folder."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self._folder = Path(folder)
+        self.folder: Path = Path(folder)
         self._logs: dict[str, _Log] = {}
 
     @property
@@ -102,7 +102,7 @@ class Logs:
     def read(self) -> list[Finding]:
         """Read what was added, and return the findings that are new, or were withdrawn."""
         try:
-            names = sorted(name for name in os.listdir(self._folder) if name.endswith(".log"))
+            names = sorted(name for name in os.listdir(self.folder) if name.endswith(".log"))
         except FileNotFoundError:  # the program removed it
             return []
         for name in names:
@@ -111,7 +111,7 @@ class Logs:
 
     def _open(self, name: str) -> _Log:
         if name not in self._logs:
-            self._logs[name] = _Log(self._folder / name, self._modules_of)
+            self._logs[name] = _Log(self.folder / name, self._modules_of)
         return self._logs[name]
 
     def _modules_of(self, name: str) -> list[Module]:
@@ -190,10 +190,10 @@ class _Log:
                 return found
             case {"kind": "chaos", "fault": str(fault), "number": number} if is_int(number):
                 process.faults[fault] = max(process.faults.get(fault, 0), number)
-            case {"kind": "counts"}:
+            case {"kind": "counts" | "so-far" as kind}:
                 apart = ("kind", "time")
                 process.counts = {k: v for k, v in line.items() if k not in apart and is_int(v)}
-                process.finished = True
+                process.finished = kind == "counts"
         return None
 
     def _finding(self, rule: str, line: dict[str, Any]) -> Finding | None:

@@ -34,6 +34,11 @@ TOOLS: Final = (
 # Where a thread begins; what is below them is the same in every program.
 FIRST: Final = ("main", "_start", "start_thread", "clone", "clone3", "__libc_start_main")
 STARTERS: Final = ("libc.so", "libc-", "libpthread", "ld-linux", "ld-2")
+INLINE_VERBS: Final = (
+    *("ibv_poll_cq", "ibv_req_notify_cq", "ibv_post_send", "ibv_post_recv", "ibv_post_srq_recv"),
+    *("ibv_start_poll", "ibv_next_poll", "ibv_end_poll", "ibv_wr_start", "ibv_wr_complete"),
+)
+VERBS_HEADER: Final = "/usr/include/infiniband/verbs.h"
 INNER: Final = ("libc.so", "libc-", "libpthread", "libibverbs.so", "librdmacm.so")
 
 
@@ -54,10 +59,17 @@ class Frame:
         return inline or os.path.basename(self.module).startswith(INNER)
 
     @property
+    def _is_misplaced(self) -> bool:
+        """Whether addr2line 2.40 names the source for an inline function of a header (DWARF 5)."""
+        own = "libibverbs" not in os.path.basename(self.module)
+        return own and self.function in INLINE_VERBS and not self.file.endswith(".h")
+
+    @property
     def place(self) -> str:
         """The file and line, or else the module, with the offset if there is no function."""
         if self.file:
-            return f"{self.file}:{self.line}" if self.line else self.file
+            file = VERBS_HEADER if self._is_misplaced else self.file
+            return f"{file}:{self.line}" if self.line else file
         module = os.path.basename(self.module) or "?"
         return module if self.function else f"{module}+{self.offset:#x}"
 

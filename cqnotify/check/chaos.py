@@ -42,10 +42,8 @@ def setting(seed: int, faults: tuple[str, ...], rate: int | None = None) -> str:
     return value if rate is None else f"{value},rate={rate}"
 
 
-def injected(folder: str | os.PathLike[str]) -> dict[str, int]:
-    """Return how often each fault was made, according to the logs of a folder."""
-    logs = Logs(folder)
-    logs.read()
+def injected(logs: Logs) -> dict[str, int]:
+    """Return how often each fault was made, according to logs that were read."""
     made = logs.faults
     return {fault: made[fault] for fault in FAULTS if made[fault]}
 

@@ -163,8 +163,8 @@ _RULES: Final = (
         "over-ack",
         ERROR,
         "more events acknowledged than received",
-        "ibv_ack_cq_events() has acknowledged {acked:n event} of {cq:CQ}, of which "
-        "ibv_get_cq_event() returned {events}.",
+        "ibv_ack_cq_events() has acknowledged {acked:n event} of {cq:CQ}, and "
+        "ibv_get_cq_event() has returned {events} of it.",
         Texts(
             "ibv_destroy_cq() waits until both numbers are equal. If more were acknowledged they "
             "never are, and it hangs.",
@@ -177,9 +177,9 @@ _RULES: Final = (
         "ack-on-wrong-cq",
         ERROR,
         "events acknowledged on another CQ than they came from",
-        "ibv_ack_cq_events() has acknowledged {acked:n event} of {cq:CQ}, of which "
-        "ibv_get_cq_event() returned {events}. Meanwhile {unacked:n event} of {other:CQ}, on the "
-        "same channel, {unacked:were} not acknowledged.",
+        "ibv_ack_cq_events() has acknowledged {acked:n event} of {cq:CQ}, and "
+        "ibv_get_cq_event() has returned {events} of it. Meanwhile {unacked:n event} of "
+        "{other:CQ}, on the same channel, {unacked:were} not acknowledged.",
         Texts(
             "A channel delivers the events of all its CQs. Acknowledged on the wrong CQ, they are "
             "missing on the right one: ibv_destroy_cq() will hang on both.",

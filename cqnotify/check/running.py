@@ -50,7 +50,7 @@ class RunError(Exception):
 
 def run_observed(
     command: Sequence[str],
-    folder: str | os.PathLike[str],
+    logs: Logs,
     *,
     environment: Mapping[str, str] | None = None,
     timeline_records: int | None = None,
@@ -67,7 +67,7 @@ def run_observed(
 
     Args:
         command: the program, looked up in PATH, and its arguments.
-        folder: of the logs.
+        logs: of the folder that the program writes to; they are read while it runs, and at the end.
         environment: of the program; by default that of this process.
         timeline_records: capacity of a timeline, which is recorded if this is not None.
         on_finding: is called for each finding while the program runs, and again if it is withdrawn.
@@ -79,14 +79,15 @@ def run_observed(
 
     Raises RunError if the program cannot be run.
     """
-    env = observed_environment(folder, environment=environment, timeline_records=timeline_records)
+    env = observed_environment(
+        logs.folder, environment=environment, timeline_records=timeline_records
+    )
     try:
         path = find_program(command[0], env)
     except OSError as e:
         raise _run_error(command[0], e) from None
     if why := why_not_observed(path):
         (note or _print_note)(f"cannot observe this program: {why}")
-    logs = Logs(folder)
 
     def read() -> None:
         for finding in logs.read():
@@ -161,8 +162,8 @@ def _spawn(path: str, command: Sequence[str], env: Mapping[str, str], mask: set[
 @contextmanager
 def _signals_blocked() -> Iterator[set[int]]:
     """Block the signals that _wait() takes; yield the mask that was."""
-    # Blocked signals of which the action is to ignore them may be dropped; SIGCHLD may be inherited
-    # like that. Those that are ignored stay so, here and in the program, as nohup(1) wants it.
+    # The kernel may drop a blocked signal that is ignored, and an ignored SIGCHLD may be inherited.
+    # The other ignored signals stay so, here and in the program, as nohup(1) wants it.
     on_child = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     wanted = [n for n in WAITED_FOR if signal.getsignal(n) != signal.SIG_IGN]
     before = signal.pthread_sigmask(signal.SIG_BLOCK, wanted)

@@ -71,8 +71,21 @@ class Writer:
         """Return a remark."""
         return f"{PREFIX}{text}\n"
 
-    def end(self, report: Report, processes: list[Process], shown: Iterable[Group] = ()) -> str:
-        """Return the report of the end: what was not shown yet, and the sums."""
+    def end(
+        self,
+        report: Report,
+        processes: list[Process],
+        shown: Iterable[Group] = (),
+        explained: bool = False,
+    ) -> str:
+        """Return the report of the end: what was not shown yet, and the sums.
+
+        Args:
+            report: the findings.
+            processes: the programs that the observer was in.
+            shown: groups of findings that were printed before.
+            explained: a line has said why the program cannot be observed.
+        """
         was_shown = {id(group) for group in shown}
         parts = []
         for severity in (ERROR, WARNING, INFORMATION):
@@ -84,7 +97,7 @@ class Writer:
                     parts.append(self._brief(group))
                 else:
                     parts.append(self.finding(group))
-        lines = [*self._summary(report, processes), *self._remarks(report, processes)]
+        lines = [*self._summary(report, processes), *self._remarks(report, processes, explained)]
         return "".join(parts) + "".join(self.line(line) for line in lines)
 
     def _headline(self, group: Group) -> str:
@@ -160,15 +173,16 @@ class Writer:
             rest = [f"{name} {n:,}" for name, n in counts.items() if name not in COUNTED]
             yield f"counted as well: {', '.join(rest) or 'nothing'}"
 
-    def _remarks(self, report: Report, processes: list[Process]) -> Iterator[str]:
+    def _remarks(self, report: Report, processes: list[Process], explained: bool) -> Iterator[str]:
         if report.remark:
             yield report.remark
         if not processes:
-            yield (
-                "the observer was in no program. It cannot get into setuid and static programs, "
-                "nor where LD_AUDIT is removed from the environment, as sudo does, nor into "
-                "programs that run on other machines"
-            )
+            if not explained:
+                yield (
+                    "the observer was in no program. It cannot get into setuid and static "
+                    "programs, nor where LD_AUDIT is removed from the environment, as sudo does, "
+                    "nor into programs that run on other machines"
+                )
             return
         with_verbs = [process for process in processes if process.has_verbs]
         counts = total(processes)
@@ -176,10 +190,18 @@ class Writer:
             yield "no program loaded libibverbs: there was nothing to check"
         elif all(process.finished for process in with_verbs) and not counts.get("cqs"):
             yield "no program created a CQ: there was nothing to check"
-        if silent := [process for process in with_verbs if not process.finished]:
-            names = ", ".join(f"{process.name} ({process.pid})" for process in silent[:5])
-            more = f" and {len(silent) - 5} more" if len(silent) > 5 else ""
-            yield f"ended by a signal or still running, so without counts: {names}{more}"
+        cut = [process for process in with_verbs if not process.finished]
+        for what, some in (
+            ("without counts", [process for process in cut if not process.counts]),
+            ("counted until a thread hung", [process for process in cut if process.counts]),
+        ):
+            if some:
+                yield f"ended by a signal or still running, so {what}: {_names(some)}"
+
+
+def _names(processes: list[Process]) -> str:
+    names = ", ".join(f"{process.name} ({process.pid})" for process in processes[:5])
+    return names + (f" and {len(processes) - 5} more" if len(processes) > 5 else "")
 
 
 def _count(n: int, noun: str) -> str:

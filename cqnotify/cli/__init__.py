@@ -11,8 +11,10 @@ import argparse
 import errno
 import json
 import os
+import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -304,6 +306,22 @@ def check_port(context: Context, port_num: int) -> PortAttr:
     return port
 
 
+@contextmanager
+def log_folder(keep: str | None, command: str) -> Iterator[str]:
+    """Yield a folder for the logs of a program: `keep`, or one that is removed at the end."""
+    if keep is None:
+        folder = tempfile.mkdtemp(prefix=f"cqnotify-{command}-")
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        return
+    os.makedirs(keep, exist_ok=True)
+    if any(name.endswith(".log") for name in os.listdir(keep)):
+        raise CommandError(f"--keep {keep}: the folder has logs of another run", USAGE)
+    yield keep
+
+
 def note(text: str) -> None:
     """Print a line for the user on stderr, ignoring errors."""
     if sys.stderr is not None:  # else print() would write to stdout
@@ -320,9 +338,9 @@ def print_json(value: object) -> None:
 
 def write_json(path: str, value: object) -> None:
     """Write what a command found as JSON to a file."""
+    text = json.dumps(value, indent=2) + "\n"
     with open(path, "w") as file:
-        json.dump(value, file, indent=2)
-        file.write("\n")
+        file.write(text)  # at once, since a signal may end this process
 
 
 def whole(low: int = 1, high: int | None = None) -> Callable[[str], int]:

@@ -24,7 +24,7 @@ FONT: Final = 9  # points
 LINE: Final = 90  # characters of that size above the picture
 WIDE: Final = 4  # the ratio of values from which on an axis is logarithmic
 MANY: Final = 1000  # the same, from which on only powers of ten are named there
-SIZES: Final = 9  # of which at most so many are named at their axis
+SIZES: Final = 9  # the most that are named at their axis
 
 
 def add_plot(parser: argparse.ArgumentParser, what: str) -> None:

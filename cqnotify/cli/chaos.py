@@ -7,7 +7,6 @@ import argparse
 import dataclasses
 import os
 import shlex
-import tempfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,6 +18,7 @@ from . import (
     CommandError,
     add_command,
     add_program,
+    log_folder,
     take_program,
     whole,
     write_json,
@@ -130,7 +130,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace, faults: tuple[str, ...], seed: int) -> Outcome:
     from ..check.chaos import VARIABLE, injected, setting
-    from ..check.report import Report
+    from ..check.report import Logs, Report
     from ..check.rules import ERROR
     from ..check.running import RunError, run_observed
     from ..check.text import Writer
@@ -151,11 +151,12 @@ def _run(args: argparse.Namespace, faults: tuple[str, ...], seed: int) -> Outcom
 
     env = dict(os.environ)
     env[VARIABLE] = setting(seed, faults, args.rate)
-    with tempfile.TemporaryDirectory(prefix="cqnotify-chaos-") as folder:
+    with log_folder(None, "chaos") as folder:
+        logs = Logs(folder)
         try:
             code = run_observed(
                 args.command,
-                folder,
+                logs,
                 environment=env,
                 on_finding=show,
                 timeout=args.timeout,
@@ -163,7 +164,7 @@ def _run(args: argparse.Namespace, faults: tuple[str, ...], seed: int) -> Outcom
             )
         except RunError as e:
             raise CommandError(str(e), e.code) from None
-        return Outcome(seed, code, len(report.of(ERROR)), injected(folder), late)
+        return Outcome(seed, code, len(report.of(ERROR)), injected(logs), late)
 
 
 def _again(args: argparse.Namespace, seed: int) -> str:

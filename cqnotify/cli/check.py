@@ -4,12 +4,7 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from . import (
@@ -20,6 +15,7 @@ from . import (
     CommandError,
     add_command,
     add_program,
+    log_folder,
     take_program,
     whole,
     write_json,
@@ -135,28 +131,11 @@ def _run(command: list[str], args: argparse.Namespace) -> int:
     from ..check.report import Logs
     from ..check.running import run_observed
 
-    with _folder(args.keep) as folder:
+    with log_folder(args.keep, "check") as folder:
         session = _Session(args)
-        code = run_observed(command, folder, on_finding=session.show, note=session.note)
         logs = Logs(folder)
-        logs.read()  # of these the processes; the findings were taken already
+        code = run_observed(command, logs, on_finding=session.show, note=session.note)
         return session.end(logs, command, code)
-
-
-@contextlib.contextmanager
-def _folder(keep: str | None) -> Iterator[str]:
-    """Yield a folder for the logs: a new one, or one that is removed again."""
-    if keep is None:
-        folder = tempfile.mkdtemp(prefix="cqnotify-check-")
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-        return
-    os.makedirs(keep, exist_ok=True)
-    if any(Path(keep).glob("*.log")):
-        raise CommandError(f"--keep {keep}: the folder has logs of another run", USAGE)
-    yield keep
 
 
 class _Session:
@@ -168,10 +147,13 @@ class _Session:
 
         self._args = args
         self._shown: list[Group] = []
+        self._explained = False  # a line has said why the program cannot be observed
         self._report = Report(_suppressions(args))
         self._writer = Writer(paint_error, columns(), args.verbose)
 
     def note(self, line: str) -> None:
+        """Print why the program cannot be observed."""
+        self._explained = True
         print_error(self._writer.line(line))
 
     def take(self, finding: Finding) -> Group | None:
@@ -195,7 +177,7 @@ class _Session:
     def end(self, logs: Logs, command: list[str], code: int | None) -> int:
         """Write the report, and return the exit code."""
         report = self._report
-        print_error(self._writer.end(report, logs.processes, self._shown))
+        print_error(self._writer.end(report, logs.processes, self._shown, self._explained))
         if self._args.gen_suppressions:
             print_error("".join(f"{group.suppression}\n" for group in report.groups))
         if self._args.json:

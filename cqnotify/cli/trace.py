@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from . import (
     CommandError,
     add_command,
     add_program,
+    log_folder,
     note,
     print_json,
     take_program,
@@ -58,10 +58,12 @@ def add_parser(commands: Any) -> None:
         metavar="N",
         type=whole(1000, 100_000_000),
         default=DEFAULT_RECORDS,
-        help="records to keep for each process, the last ones; 48 bytes each "
+        help="records to keep for each process, the last ones; 64 to 80 bytes each "
         f"(default: {DEFAULT_RECORDS})",
     )
-    parser.add_argument(
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--keep", metavar="FOLDER", help="keep the timelines in this new folder")
+    instead.add_argument(
         "--from",
         dest="source",
         metavar="PATH",
@@ -80,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     if args.source is not None:
         _show(args, args.source)
         return OK
-    with tempfile.TemporaryDirectory(prefix="cqnotify-trace-") as folder:
+    with log_folder(args.keep, "trace") as folder:
         code = _record(args, Path(folder))
         ended = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
         _show(args, Path(folder), ended)
@@ -89,10 +91,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _record(args: argparse.Namespace, folder: Path) -> int:
     """Run the program, so that its timelines are in the folder; return its exit code."""
+    from ..check.report import Logs
     from ..check.running import RunError, run_observed
 
     try:
-        return run_observed(args.command, folder, timeline_records=args.records)
+        return run_observed(args.command, Logs(folder), timeline_records=args.records)
     except RunError as e:
         raise CommandError(str(e), e.code) from e
 

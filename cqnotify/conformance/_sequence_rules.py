@@ -22,7 +22,7 @@ def expected_in_sequence(sequence: Sequence) -> tuple[int | None, ...]:
 
     ibv_req_notify_cq(3) counts completions that are added after the call, and: "The request for
     notification is 'one shot.'" What the program polls, acknowledges or resizes in between does not
-    matter. Of a second call before the first has raised its event it does not speak. Drivers of
+    matter. It does not mention a second call before the first has raised its event. Drivers of
     Linux follow C11-31 and C11-32 of InfiniBand (in 11.4.2.2) there: a CQ that is armed for the
     next completion stays so, and one that is armed for the next solicited one may become so; either
     way there is one event. A CQ that has overflowed is in error, and nothing is demanded of it.

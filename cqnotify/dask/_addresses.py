@@ -72,7 +72,7 @@ def _is_loopback(host: str) -> bool:
 
 def _for_example() -> str:
     own = own_addresses()
-    return f"here {', '.join(own)}" if own else "of which this host has none"
+    return f"here {', '.join(own)}" if own else "and this host has none"
 
 
 def own_addresses() -> list[str]:

@@ -228,7 +228,7 @@ def _frame(payload: bytes) -> bytes:
 
 
 def _receive_payload(word: bytes, peer: str) -> Generator[int, bytes, bytes]:
-    """Receive a payload of which `word`, the first bytes, has come already."""
+    """Receive a payload; `word`, its first bytes, has come already."""
     if word == _DONE:
         raise ValueError(f"the {peer} ended the exchange without a payload: {_WHY_NONE}")
     if word != _DATA:

@@ -101,7 +101,7 @@ class FlowSpecIPv6(NamedTuple):
 
 
 class _FlowSpecPorts(NamedTuple):
-    """What the headers of TCP and UDP have in common."""
+    """The common part of the headers of TCP and UDP."""
 
     dst_port: int | None = None
     dst_port_mask: int | None = None

@@ -70,14 +70,14 @@ def settle(
 
 
 def wants_microvm(options: argparse.Namespace) -> bool:
-    """What a kernel that is a process does not have, or not by itself."""
+    """Whether the options ask for something that a kernel as a process does not have."""
     return bool(
         options.accel or options.icount or options.userland or (options.cpus and options.cpus > 1)
     )
 
 
 def accelerator(options: argparse.Namespace, version: str | None) -> str:
-    """Of the microVM with this kernel."""
+    """Return the accelerator of the microVM with this kernel."""
     if options.icount and options.accel == "kvm":
         raise LabError("--icount counts emulated instructions: it goes without --accel kvm")
     if options.accel == "kvm" and not vm.kvm_usable():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What all of the lab's modules use: its errors, its notes, its lock, commands of the machine."""
+"""The base of the lab's modules: its errors, its notes, its lock, commands of the machine."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def real_name(name: str, depends: str) -> str:
 
 
 class Entry(NamedTuple):
-    """Of a package, in the list of them."""
+    """A package in the list of packages."""
 
     mirror: str
     version: str

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the fronts hand over to when all is set up: runs a command where there is an RDMA device."""
+"""Run a command where there is an RDMA device: the last step of the fronts, when all is set up."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def environment(options: argparse.Namespace) -> dict[str, str]:
 
 
 def unlimited() -> None:
-    """In the child. What only root may raise stays as it is."""
+    """In the child. Limits that only root may raise stay as they are."""
     for limit in (resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK):
         hard = resource.getrlimit(limit)[1]
         try:

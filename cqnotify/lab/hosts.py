@@ -2,7 +2,7 @@
 """Several hosts with a switch between them: `./lab hosts`.
 
 Each host is a guest of its own, with a driver.py that boots it and agent.py inside; the switch is a
-process, too. What each has is a socket to us, and here is one loop over all of them. Two fronts use
+process, too. Each has a socket to us, and here is one loop over all of them. Two fronts use
 it: commands, one for each host, whose output gets the host's number (hosts_run.py); and a program
 on this machine that gives orders, which is what the pytest fixture is (hosts_serve.py).
 """

@@ -46,8 +46,8 @@ def matching(cache: Path, wanted: str) -> list[str]:
 
 
 def newest(cache: Path, wanted: str | None, suite: str | None = None) -> str | None:
-    """Of those that are here: the newest whose version starts with `wanted`, by default with the
-    series of the suite, so that other kernels here do not change a plain run."""
+    """Return the newest kernel here whose version starts with `wanted`, by default with the series
+    of the suite, so that other kernels here do not change a plain run."""
     return next(reversed(matching(cache, wanted or SERIES[suite or DEFAULT_SUITE])), None)
 
 
@@ -217,8 +217,8 @@ def guest_program(cache: Path) -> Path:
 
 
 def libc() -> Iterator[tuple[str, Path]]:
-    """This machine's C library and its loader, of which the guest's program has none in it: those
-    of this process, by the names that it asks for."""
+    """This machine's C library and its loader, since the guest's program has none in it: those of
+    this process, by the names that it asks for."""
     names = {"ld-linux": "ld-linux-x86-64.so.2", "ld-2": "ld-linux-x86-64.so.2"}
     names |= {"libc.so": "libc.so.6", "libc-2": "libc.so.6", "ld-musl": "ld-musl-x86_64.so.1"}
     mapped = re.findall(r"(/\S*/(ld-linux|ld-2|libc\.so|libc-2|ld-musl)\S*)$", maps(), re.M)

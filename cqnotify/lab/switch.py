@@ -34,7 +34,7 @@ BROADCAST = 1  # the bit of a MAC address's first byte
 
 @dataclass(frozen=True)
 class Faults:
-    """Of a link. Probabilities are from 0 to 1, times in seconds, the rate in bits a second."""
+    """A link's. Probabilities are from 0 to 1, times in seconds, the rate in bits a second."""
 
     loss: float = 0
     duplicate: float = 0
@@ -60,7 +60,7 @@ class Link:
         self.held: bytes | None = None
 
     def take(self, frame: bytes, now: float) -> list[tuple[float, bytes]]:
-        """What leaves at the other end, and when. One that is held leaves by let_go()."""
+        """Return the frames that leave at the other end, and when. A held one: by let_go()."""
         # As many numbers for each frame, whatever its faults: those of the next stay the same.
         loss, duplicate, reorder, jitter = (self.chance.random() for _ in range(4))
         faults = self.faults
@@ -181,7 +181,7 @@ class Switch:
         return {}
 
     def set_down(self, host: int, down: bool) -> None:
-        """What was under way to or from a host that has no power is gone."""
+        """Drop the frames under way to and from a host that loses its power."""
         self.waiting[host].clear()
         if down:
             self.down.add(host)

@@ -45,7 +45,7 @@ OLDER = "CONFIG_UML_NET=y\n# CONFIG_SLOB is not set\nCONFIG_SLUB=y\n"
 WINDOW = 2048  # bytes to a serial line that nobody has read; it holds 4096
 DISK_MB = 3000  # while it is being built
 TOOLS = ("gcc", "make", "flex", "bison", "bc", "xz", "tar")
-# Of the source, what is not even configured: most of what there is to write to the disk.
+# Sources that are not even configured: most of what there is to write to the disk.
 LEFT_OUT = ["Documentation/*.rst", "arch/*/boot/dts/*", "sound/*.[ch]", "tools/testing/*"]
 LEFT_OUT += [f"drivers/{name}/*.[ch]" for name in ("gpu", "media", "staging", "net/ethernet")]
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -342,8 +342,8 @@ def environment(machine: Machine) -> dict[str, str]:
 def command(
     machine: Machine, initrd: int, console: int, lines: list[int], folder: str | None = None
 ) -> list[str]:
-    """Of a kernel whose serial lines are the given descriptors, in the order of guest.c's ports;
-    `folder` stands in for run_folder()."""
+    """Return the command of a kernel whose serial lines are the given descriptors, in the order of
+    guest.c's ports; `folder` stands in for run_folder()."""
     words = [str(image(machine.cache, machine.kernel)), f"mem={machine.memory}M", "seccomp=auto"]
     words += [f"initrd=/proc/self/fd/{initrd}", "quiet", "panic=-1", "oops=panic"]
     words += [f"uml_dir={folder or run_folder(machine.cache)}", "umid=lab"]

@@ -2,7 +2,7 @@
 """A network card for a kernel that runs as a process: the device's side of vhost-user.
 
 The kernel connects by virtio_uml and hands over its memory. All notifications travel on the
-sockets, and each is answered: nothing happens behind the back of whoever keeps the time.
+sockets, and each is answered: nothing happens behind the back of the clock's owner.
 """
 
 from __future__ import annotations

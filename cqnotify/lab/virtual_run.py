@@ -3,7 +3,7 @@
 
 As without virtual time, lines of output begin with the host's number, and all end when each has
 ended, or soon after one has failed, whose status is ours then. There is no standard input. With
---seeds, several runs, of which those are shown that failed.
+--seeds, several runs; those that failed are shown.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class Place:
 
     @property
     def mac(self) -> str:
-        """Of the NIC itself; network.sh gives v0 its own."""
+        """The address of the NIC itself; network.sh gives v0 its own."""
         return f"52:54:00:98:00:0{self.number}"
 
 
@@ -282,7 +282,7 @@ def ticks_per_ms(read_ticks: Callable[[], int]) -> int:
 def tcg_options(machine: Machine) -> list[str]:
     if not machine.icount:
         return ["-accel", "tcg,thread=multi", "-cpu", "max"]
-    # Without the CPU's fast string moves, each byte of which would count as an instruction.
+    # Without the CPU's fast string moves: each byte of one would count as an instruction.
     cpu = ["-accel", "tcg,thread=single", "-cpu", "max,-erms,-fsrm"]
     return [*cpu, "-icount", "shift=0,sleep=off"]
 
@@ -374,8 +374,8 @@ class Signals:
         for number in (*FORWARDED, signal.SIGWINCH, signal.SIGUSR2):
             if number not in ignored:
                 signal.signal(number, self.note)
-        # Whoever started the lab is gone: so is the wish for its result, unless it runs under
-        # nohup. The signal also comes when only the thread that started it ends.
+        # The process that started the lab is gone, and nobody wants its result, unless it runs
+        # under nohup. The signal also comes when only the thread that started it ends.
         if self.parent != 1 and signal.SIGHUP not in ignored:
             libc.prctl(PR_SET_PDEATHSIG, signal.SIGUSR2)
             if os.getppid() != self.parent:

@@ -19,22 +19,23 @@ The files, from above:
     _endpoints.py       connect(), listen() and Listener: the handshake of both ends
     _happy_eyeballs.py  connecting to the first of several addresses that accepts
     _connection.py      Connection: send(), recv(), aclose()
-    _session.py         dispatches completions and frames; writes ACK, CLOSE and ERROR frames
-    _sender.py          messages to send: copied into a DATA frame, or registered for an OFFER
-    _inbox.py           messages that have arrived, and the tasks that wait for one
+    _session.py         ends and failures; writes CLOSE and ERROR frames
+    _sender.py          messages to offer, if a frame takes long to register
+    _inbox.py           connections that were made, and the tasks that wait for one
     _incoming.py        where the frames of a message go; cuts an offered one into pieces to read
     _rdma_read.py       posts these reads, several at a time
     _liveness.py        decides when the peer's device is probed while this end waits for it
-    _flow.py            counts credits, and decides when an ACK is due
+    _flow.py            credits
     _resources.py       the verbs objects of a connection; those that connections share
-    _queue.py           the send queue, and the ring of memory from which frames are sent
+    _queue.py           the send queue, for what is rare
     _memory.py          the registrations that the messages of a connection use
     _pool.py            what is registered in a protection domain, found by its address
     _pinning.py         threads that register large memory
-    _wire.py            the format of hellos and frames; checks everything that a peer sends
+    _wire.py            the format of hellos and frames
     _options.py         ConnectionOptions, and their limits
     _errors.py          the exceptions
     _event_loop.py      waiting in the loop that an object belongs to
+What is frequent is in csrc/messages: frames, credits, sending, waiting, offering and reading.
 The keepalive of an idle connection is that of rdma_cm: cqnotify/cm/_keepalive.py.
 """
 

@@ -6,15 +6,14 @@ from __future__ import annotations
 import asyncio
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from .. import ClosedError
-from .._timeouts import check_timeout, deadline
+from .._timeouts import check_timeout, deadline, left_until
 from ._errors import PeerClosedError, ProtocolError, fresh
 from ._event_loop import call_in, check_loop, wait
-from ._incoming import Destination, Fetch, Frame, Incoming, copy
+from ._incoming import Destination, Fetch, Frame, Incoming, Message, copy
 from ._memory import MemoryStats, bytes_of
 from ._rdma_read import MessageRead
 from ._sender import Outgoing
@@ -22,8 +21,8 @@ from ._sender import Outgoing
 if TYPE_CHECKING:
     from typing import Self
 
+    from .. import _core
     from .._core import _Buffer as AnyBuffer
-    from ._inbox import Numbered
     from ._resources import Address
     from ._session import Session
 
@@ -55,7 +54,6 @@ class Connection:
     def __init__(self, session: Session) -> None:
         # The session does not know the connection, and so does not keep it alive.
         self._session = session
-        self._waits = self._received = 0
         # Reads that a recv() has begun and given up, by the number of the offer.
         self._begun: dict[int, MessageRead] = {}
 
@@ -88,8 +86,8 @@ class Connection:
         resources = self._session.resources
         wakeups = resources.send_acq.stats.wakeups + resources.recv_acq.stats.wakeups
         memory = resources.registrations.stats
-        sent = self._session.flow.sent
-        return Stats(sent, self._received, self._waits, wakeups, memory)
+        session = self._session
+        return Stats(session.flow.sent, session.messages_received, session.waits, wakeups, memory)
 
     def __repr__(self) -> str:
         state = "open" if self.error is None else type(self.error).__name__
@@ -104,48 +102,50 @@ class Connection:
             has returned.
         timeout: in seconds.
 
-        A small message is copied, and is on its way when this returns; this waits only until the
-        peer's program has received enough of those before. A larger one is read by the peer when
-        its program receives it, and this returns when the peer has it all.
+        A small message is copied, and leaves in this turn of the event loop; this waits only until
+        the peer's program has received enough of those before. A larger one is read by the peer
+        when its program receives it, and this returns when the peer has it all.
 
         Raises TimeoutError; ValueError for a message that is larger than the peer takes;
         ClosedError after close; PeerClosedError, ConnectionLostError or ProtocolError when the
         connection is over; VerbsError (ENOMEM) where the limit of locked memory, which it names,
         leaves no room to register the buffers.
 
-        A message of which nothing was sent when the task is cancelled, or the time is up, never
-        will be. Otherwise it goes on, and keeps the buffers until the peer has them.
+        If the task is cancelled, or the time is up, before any part of the message was sent, the
+        message is dropped. Otherwise it goes on, and keeps the buffers until the peer has them.
         """
+        if timeout is None:
+            sending = self._session.send(buffers)
+            if sending is True:
+                return
+            if sending is not False:
+                await sending
+                return
+        await self._send(buffers, timeout)
+
+    async def _send(self, buffers: Sequence[AnyBuffer], timeout: float | None) -> None:
+        """Send a message that is not simple, or is to be read by the peer, or is refused."""
         check_timeout(timeout)
         session = self._session
         check_loop(session.loop, "this connection")
         session.check_open()
-        views = [bytes_of(buffer) for buffer in buffers]
+        views = tuple([bytes_of(buffer) for buffer in buffers])
         nbytes = sum([view.nbytes for view in views])
         session.sender.check_size(len(views), nbytes)
-        if session.try_send(views, nbytes):
-            return
-        outgoing = Outgoing(views, nbytes)
+        sending = session.send(views)
+        if sending is False:
+            sending = session.offer(Outgoing(views, nbytes))
         del views  # the traceback of what this raises would keep the buffers
-        session.sender.waiting[outgoing] = None
-        session.post_pending()
-        if session.flow.is_low:
-            session.poll_received()  # perhaps credits have come without an event
-        if not outgoing.is_over:
-            await self._sent(outgoing, timeout)
-        elif outgoing.error is not None:
-            raise outgoing.error
-
-    async def _sent(self, outgoing: Outgoing, timeout: float | None) -> None:
-        self._waits += 1
-        outgoing.future = asyncio.get_running_loop().create_future()
+        if sending is True:
+            return
+        if timeout is None:
+            await sending
+            return
+        timer = session.loop.call_later(left_until(deadline(timeout)) or 0, sending.expire)
         try:
-            why = partial(self._session.timeout_reason, outgoing)
-            await wait(outgoing.future, deadline(timeout), why)
-        except BaseException:
-            self._session.sender.withdraw(outgoing)
-            self._session.wake()
-            raise
+            await sending
+        finally:
+            timer.cancel()
 
     # ---- receiving ----
 
@@ -172,38 +172,80 @@ class Connection:
         or a timeout the next call goes on with a read that has begun, unless one of the two calls
         has `into` or `allocate`.
         """
+        if timeout is None and allocate is None:
+            session = self._session
+            got = session.try_receive(into)
+            if got is None:
+                got = await session.receive(into, True)
+            if isinstance(got, list):
+                return got
+            return await self._take(got, Destination(into, allocate), None)
         check_timeout(timeout)
         if into is not None and allocate is not None:
             raise TypeError("give into or allocate, not both")
-        check_loop(self._session.loop, "this connection")
         end = deadline(timeout)
-        destination = Destination(into, allocate)
-        numbered = await self._next_message(end)
-        incoming = numbered.item
+        got = await self._receive(into, allocate is None, end)
+        if isinstance(got, list):
+            return got
+        return await self._take(got, Destination(into, allocate), end)
+
+    async def _receive(
+        self, into: Sequence[AnyBuffer] | None, copies: bool, end: float | None
+    ) -> list[Frame] | Message:
+        """The next message, unless none comes until `end`."""
+        receiving = self._session.receive(into, copies)
+        if end is None:
+            return await receiving
+        timer = self._session.loop.call_later(left_until(end) or 0, receiving.expire)
         try:
-            if incoming.offer is None:
-                frames = copy(incoming, destination)
+            return await receiving
+        finally:
+            timer.cancel()
+
+    async def _take(
+        self, message: Message, destination: Destination, end: float | None
+    ) -> list[Frame]:
+        """Receive a message that the core does not copy."""
+        session = self._session
+        try:
+            reading = None
+            if message[1] not in self._begun:
+                reading = session.read_into(message, destination.into)
+            if reading is None:
+                incoming = Incoming.of(message, session.resources, session.limits)
+                if incoming.offer is None:
+                    frames = copy(incoming, destination)
+                else:
+                    frames = await self._read(incoming, destination, end)
+            elif isinstance(reading, list):
+                frames = reading
             else:
-                frames = await self._read(incoming, destination, end)
+                frames = await self._wait_read(reading, end)
         except ProtocolError as e:
-            self._session.inbox.put_back(numbered)
-            self._session.protocol_error(e)
-            raise fresh(self._session.error or e) from None
+            session.put_back(*message)
+            session.protocol_error(e)
+            raise fresh(session.error or e) from None
         except BaseException:
-            self._session.inbox.put_back(numbered)
+            session.put_back(*message)
             raise
-        self._received += 1
-        self._session.message_taken(incoming)
+        session.message_taken(*message)
         return frames
 
-    async def _next_message(self, end: float | None) -> Numbered[Incoming]:
-        inbox = self._session.inbox
-        if self._session.is_closing:
-            raise ClosedError("this connection was closed")
-        if len(inbox):
-            return inbox.pop()
-        self._session.check_open()
-        return await inbox.get(end)
+    async def _wait_read(self, reading: _core.MessageReading, end: float | None) -> list[Frame]:
+        """Wait for a read into buffers of the caller, which the core does."""
+        session = self._session
+        timer = None
+        if end is not None:
+            timer = session.loop.call_later(left_until(end) or 0, reading.expire)
+        session.active_recvs += 1
+        try:
+            return await reading
+        finally:
+            if timer is not None:
+                timer.cancel()
+            session.active_recvs -= 1
+            if session.is_closing:
+                session.post_pending()
 
     async def _read(
         self, incoming: Incoming, destination: Destination, end: float | None
@@ -218,8 +260,11 @@ class Connection:
         if reading is None:
             fetch = Fetch(session.resources, incoming, destination, session.limits)
             reading = MessageRead(fetch, session.post_pending)
-            session.reader.start(reading)
+            session.reader.add(reading)
             session.post_pending()
+            session.poll_sent()  # perhaps the device has read it at once
+        if reading.is_done:
+            return reading.frames()
         session.active_recvs += 1
         try:
             return await wait(reading.result(), end, "the message was not read in time")

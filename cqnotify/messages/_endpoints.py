@@ -38,7 +38,7 @@ SMALLER_MTU: Final = (
     "the MTU of your port is larger than that of ours: give both network interfaces the same one"
 )
 NO_ROOM: Final = "there is no room for another connection there"
-MAX_WAITING: Final = 1024  # requests that wait for that, of which only the request is kept
+MAX_WAITING: Final = 1024  # requests that wait for that; nothing else is kept for them
 
 
 async def connect(

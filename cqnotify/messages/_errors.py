@@ -26,7 +26,7 @@ class PeerClosedError(MessagesError, EOFError):
 
 class ConnectionLostError(MessagesError, ConnectionResetError):
     """The connection has ended without being closed: the peer has aborted it, its process or its
-    host has died, or the network has failed. What was under way may be lost."""
+    host has died, or the network has failed. Messages under way may be lost."""
 
 
 class ProtocolError(MessagesError, ConnectionAbortedError):

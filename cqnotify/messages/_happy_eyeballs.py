@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Several ways to a peer, of which the first that works is taken: the next one begins when one has
-failed, or has not answered for a while (RFC 8305), so a silent one costs little time."""
+"""Several ways to a peer. The first that works is taken: the next one begins when one has failed,
+or has not answered for a while (RFC 8305), so a silent one costs little time."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ NEXT_ATTEMPT_AFTER: Final = 0.25  # seconds, as that RFC recommends
 async def first_of(
     attempts: Sequence[tuple[str, Attempt[_T]]], abandon: Callable[[_T], None]
 ) -> _T:
-    """Return the first result; attempts are named by addresses. What another one brings is
-    abandoned. Raises at once what is no OSError."""
+    """Return the first result; attempts are named by addresses. Later results are
+    abandoned. Raises an exception that is no OSError at once."""
     if not attempts:
         raise ValueError("give an address, or several")
     if len(attempts) == 1:

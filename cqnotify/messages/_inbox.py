@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Messages that have arrived, in order, and the tasks that wait for the next one."""
+"""Connections that were made, in order, and the tasks that wait for the next one."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Union
 from . import _wire as wire
 from ._memory import own_memory, writable_bytes_of
 from ._pinning import SLOW, release_result
+from ._pool import Wanted
 from ._wire import Limits, Offer, Piece, Remote
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ Frame = bytearray | memoryview
 LARGEST_READ = 1 << 20  # bytes of one work request
 
 
+Message = tuple[int, int, int, int, bool]  # as the core names it
+
+
 class Incoming(NamedTuple):
     """A message that the program has not received yet, in the memory of a receive.
 
@@ -31,11 +35,18 @@ class Incoming(NamedTuple):
     offer, number: of an OFFER, with its number, from 0.
     """
 
-    slot: int
     frame: memoryview
     bounds: list[tuple[int, int]]
-    offer: Offer | None = None
-    number: int = 0
+    offer: Offer | None
+    number: int
+
+    @classmethod
+    def of(cls, message: Message, resources: Resources, limits: Limits) -> Incoming:
+        _, number, slot, length, is_offer = message
+        frame = resources.received_frame(slot, length)
+        if is_offer:
+            return cls(frame, [], wire.parse_offer(frame, limits), number)
+        return cls(frame, wire.parse_data(frame, limits), None, number)
 
 
 class Destination:
@@ -46,19 +57,20 @@ class Destination:
         into: Sequence[AnyBuffer] | None,
         allocate: Callable[[int], AnyBuffer] | None,
     ) -> None:
-        self._into, self._allocate = into, allocate
+        self.into: Sequence[AnyBuffer] | None = into
+        self._allocate = allocate
         self.is_given: bool = into is not None or allocate is not None
 
     def check(self, frames: int) -> None:
-        if self._into is not None and len(self._into) != frames:
+        if self.into is not None and len(self.into) != frames:
             raise ValueError(
-                f"a message of {frames} frames does not fit into {len(self._into)} buffers"
+                f"a message of {frames} frames does not fit into {len(self.into)} buffers"
             )
 
     def memory(self, index: int, nbytes: int) -> memoryview:
         """The caller's, of that many bytes."""
-        if self._into is not None:
-            return writable_bytes_of(self._into[index], nbytes)
+        if self.into is not None:
+            return writable_bytes_of(self.into[index], nbytes)
         assert self._allocate is not None, "see is_given"
         return writable_bytes_of(self._allocate(nbytes), nbytes)
 
@@ -80,9 +92,20 @@ def copy(incoming: Incoming, destination: Destination) -> list[Frame]:
 
 # What Fetch yields: reads to post, which have one completion; None, to be resumed when all reads
 # have completed; or a future of memory, to be resumed when it is done.
-Reads = Sequence["tuple[SGE, Remote]"]
+Reads = list["tuple[SGE, Remote]"]
 Step = Union["asyncio.Future[Any]", Reads, None]
 Steps = Generator[Step, None, list[Frame]]
+
+
+def largest_read(resources: Resources) -> int:
+    """How many bytes a work request reads."""
+    return min(resources.device.max_msg_sz, LARGEST_READ)
+
+
+def reads_together(resources: Resources) -> int:
+    """How many have one completion: a half of those that can be under way, so that the device has
+    the other half to go on with while a completion is handled here."""
+    return max(1, resources.max_reads // 2)
 
 
 class Fetch:
@@ -93,10 +116,8 @@ class Fetch:
     ) -> None:
         self._resources, self._incoming = resources, incoming
         self._destination, self._limits = destination, limits
-        self._most = min(resources.device.max_msg_sz, LARGEST_READ)
-        # A half of those that can be under way: the device has the other half to go on with while
-        # a completion is handled here.
-        self._together = max(1, resources.max_reads // 2)
+        self._most = largest_read(resources)
+        self._together = reads_together(resources)
         self._own: list[MR] = []
         self._registrations: list[Registration] = []
         self._release_pending: Callable[[], None] | None = None  # of what a thread is making
@@ -133,7 +154,7 @@ class Fetch:
             making = registrations.acquire_in_thread(view, self._sink)
             one = yield from self._made(making, registrations.release)
         else:
-            one = registrations.acquire(view, self._sink)
+            one = registrations.acquire(Wanted(view, self._sink))
         self._registrations.append(one)
         yield from self._reads(one.mr, remote, one.addr - one.mr.addr)
         return view

@@ -18,7 +18,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from .. import _core
 
 # Seconds. Newer Soft-RoCE restarts its timer with each request that is posted, so this must
 # not be shorter than it waits: 3.8 s by default.
@@ -29,11 +32,15 @@ class LivenessTimer:
     """Calls `probe` at intervals, as long as `is_due` says that this end waits for the peer."""
 
     def __init__(
-        self, keepalive: float | None, is_due: Callable[[], bool], probe: Callable[[], None]
+        self,
+        session: _core.MessageSession,
+        keepalive: float | None,
+        is_due: Callable[[], bool],
+        probe: Callable[[], None],
     ) -> None:
         # With a keepalive, a send is given up after half of it.
         self._each = PROBE_INTERVAL if keepalive is None else min(PROBE_INTERVAL, keepalive / 2)
-        self._is_due, self._probe = is_due, probe
+        self._session, self._is_due, self._probe = session, is_due, probe
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -41,9 +48,12 @@ class LivenessTimer:
         """Start the timer, if a probe is due and it does not run."""
         if self._timer is None and self._is_due():
             self._timer = self._loop.call_later(self._each, self._on_timer)
+            self._session.is_probed = True
 
     def _on_timer(self) -> None:
         self._timer = None
+        self._session.is_probed = False
+        self._session.poll_sent()  # sends that succeed raise no event
         if self._is_due():
             self._probe()
             self.update()
@@ -52,3 +62,4 @@ class LivenessTimer:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+            self._session.is_probed = False

@@ -3,10 +3,11 @@
 
 A buffer is registered while a message uses it, once for all messages that do, of all connections
 that share a protection domain: see _pool.py. Afterwards the registration is kept if the buffer is a
-numpy array, of which a weak reference tells when it goes. Such a registration does not keep the
+numpy array: a weak reference tells when it goes. Such a registration does not keep the
 array alive, and while there is a weak reference numpy refuses to resize it, so the address leads to
 the same memory. Other buffers can be resized, or cannot be referenced weakly, and their
-registrations end with the messages. What takes the kernel long is done in threads: see _pinning.py.
+registrations end with the messages. Threads do the calls that take the kernel long, see
+_pinning.py.
 """
 
 from __future__ import annotations
@@ -119,11 +120,9 @@ class Registration:
 
     def __init__(self, region: Region, wanted: Wanted) -> None:
         self.region: Region = region
-        self.addr: int = region.mr.addr + wanted.start - region.start
-
-    @property
-    def mr(self) -> MR:
-        return self.region.mr
+        self.mr: MR = region.mr
+        self.addr: int = region.addr + wanted.start - region.start
+        self.rkey: int = region.rkey
 
 
 class Registrations:
@@ -141,9 +140,8 @@ class Registrations:
     def stats(self) -> MemoryStats:
         return MemoryStats(self._registered, self._reused, *self._pool.kept)
 
-    def acquire(self, view: memoryview, access: AccessFlags) -> Registration:
+    def acquire(self, wanted: Wanted) -> Registration:
         """Have a buffer registered until release(). VerbsError (ENOMEM) names the limit."""
-        wanted = Wanted(view, access)
         region = self._pool.acquire(wanted)
         if region is not None:
             return self.reused(region, wanted)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the two ends of a connection may choose, and its limits."""
+"""The options of the two ends of a connection, and its limits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Final
 
 LEAST_EAGER: Final = 256
-# What can be in flight to one end besides messages: see _flow.py.
+# The frames that can be in flight to one end besides messages: see _flow.py.
 SPARE: Final = 7
 
 LIMITS: Final = {
@@ -35,8 +35,8 @@ class ConnectionOptions:
         same `cache` together; 0: none. Memory that a peer was to read remains readable as long.
     isolated: whether the connection shares registrations with no other one. Otherwise a peer that
         knows, or guesses, what was offered to another peer can read that, too. On iWARP all are.
-    name: of the CQs in `cqnotify.metrics`, as "messages: sends" and "messages: receives". What is
-        counted stays for each name: one for each peer is too many, unless these are few.
+    name: of the CQs in `cqnotify.metrics`, as "messages: sends" and "messages: receives". The
+        counters of a name stay: one for each peer is too many, unless these are few.
     keepalive: in seconds: the connection is lost when the peer's device has given no sign of life
         for so long. None: only a send finds out that the peer's host is dead.
     """

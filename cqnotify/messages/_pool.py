@@ -14,31 +14,20 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import sys
 import weakref
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
-from .. import MR, PD, AccessFlags, ClosedError, VerbsError
+from .. import MR, PD, AccessFlags, ClosedError, VerbsError, _core
 
 if TYPE_CHECKING:
     from ._memory import Registering, Registrations
     from ._pinning import Pinning
 
 
-class Wanted:
-    """A buffer that is to be registered: of a numpy array, from `start` to `end`; or another one,
-    of which `key` says if it is the same."""
-
-    def __init__(self, view: memoryview, access: AccessFlags) -> None:
-        self.view: memoryview = view
-        self.access: AccessFlags = access
-        self.array: Any = _array_of(view)
-        self.start: int = 0 if self.array is None else _address_of(view)
-        self.end: int = self.start + view.nbytes
-        self.key: Hashable = None if self.array is not None else _key_of(view, access)
+Wanted = _core.MessageMemory  # a buffer that is to be registered
 
 
 class Region:
@@ -52,6 +41,8 @@ class Region:
 
     def __init__(self, mr: MR, wanted: Wanted, start: int) -> None:
         self.mr: MR = mr
+        self.addr: int = mr.addr
+        self.rkey: int = mr.rkey
         self.nbytes: int = mr.length
         self.start: int = start
         self.end: int = start + self.nbytes
@@ -211,7 +202,10 @@ class Pool:
         region.memory = None  # last: perhaps this frees the array
 
     def _spans(self, access: AccessFlags) -> Spans:
-        return self._arrays.setdefault(access, Spans())
+        spans = self._arrays.get(access)
+        if spans is None:
+            spans = self._arrays[access] = Spans()
+        return spans
 
     def _unlist(self, region: Region) -> None:
         region.is_listed = False
@@ -279,36 +273,3 @@ def memory_of(wanted: Wanted, start: int, end: int) -> Any:
     if wanted.array is None:
         return wanted.view
     return (ctypes.c_char * (end - start)).from_address(start)
-
-
-def _owner_of(view: memoryview) -> Any:
-    """The object that is behind views of views."""
-    owner: Any = view
-    while isinstance(owner, memoryview):
-        owner = owner.obj
-    return owner
-
-
-def _array_of(view: memoryview) -> Any:
-    """The numpy array that owns the memory, or holds what does; None if it is another buffer."""
-    numpy = sys.modules.get("numpy")
-    array = _owner_of(view)
-    if numpy is None or not isinstance(array, numpy.ndarray):
-        return None
-    while isinstance(array.base, numpy.ndarray):
-        array = array.base
-    return array
-
-
-def _address_of(view: memoryview) -> int:
-    """Of an array's memory, which can be read-only."""
-    numpy: Any = sys.modules["numpy"]
-    return int(numpy.frombuffer(view, numpy.uint8).__array_interface__["data"][0])
-
-
-def _key_of(view: memoryview, access: AccessFlags) -> Hashable:
-    """Two buffers with the same key are the same memory, while either of them is in use."""
-    owner = _owner_of(view)
-    if not isinstance(owner, MR) and memoryview(owner).nbytes == view.nbytes:
-        return id(owner), view.nbytes, access
-    return object()  # a part of something, which is found by nobody

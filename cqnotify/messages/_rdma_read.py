@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Reading offered messages from the peer's memory, several at a time, in the order of recv()."""
+"""Reading offered messages from the peer's memory, several at a time, in the order of recv().
+
+The core reads those that are simple, see csrc/messages/reading.c, while nothing is read here.
+"""
 
 from __future__ import annotations
 
@@ -57,6 +60,15 @@ class MessageRead:
         return result
 
     @property
+    def is_done(self) -> bool:
+        """Whether all was read, or it has failed."""
+        return self._future.done()
+
+    def frames(self) -> list[Frame]:
+        """Return them, or raise the error, once it is done."""
+        return self._future.result()
+
+    @property
     def is_reusable(self) -> bool:
         """Whether another task can have the result: it was read, or is being read."""
         return self._future.exception() is None if self._future.done() else not self.is_over
@@ -67,13 +79,15 @@ class MessageRead:
             return False
         try:
             step = self._next_reads or self._next_step()
+            while step is None:
+                if self.in_flight > 0:
+                    self._awaits_reads = True
+                    return False
+                step = self._next_step()
             if isinstance(step, asyncio.Future):
                 self._has_memory = False
                 step.add_done_callback(self._on_memory)
                 return False
-            if step is None:
-                self._awaits_reads = self.in_flight > 0
-                return not self._awaits_reads and self.post_next(queue, capacity)
             if len(step) > capacity:
                 self._next_reads = step
                 return False
@@ -157,22 +171,29 @@ class Reader:
 
     @property
     def _in_flight(self) -> int:
-        return sum(reading.in_flight for reading in self._readings)
+        own = sum([reading.in_flight for reading in self._readings])
+        return own + self._queue.reads_in_flight
+
+    @property
+    def free(self) -> int:
+        """How many reads may be begun by other code, which are then under way for this, too."""
+        return 0 if self._readings else self._capacity
 
     @property
     def _capacity(self) -> int:
         """How many reads can be posted."""
         return min(self._max_in_flight - self._in_flight, self._queue.free_slots)
 
-    def start(self, reading: MessageRead) -> None:
+    def add(self, reading: MessageRead) -> None:
+        """Its reads are posted by the next post()."""
         self._readings.append(reading)
-        self.post()
 
     def post(self) -> None:
         """Post as many reads as there may be; the messages that were asked for first go first."""
+        capacity = self._capacity
         for reading in self._readings:
-            while reading.post_next(self._queue, self._capacity):
-                pass
+            while reading.post_next(self._queue, capacity):
+                capacity = self._capacity
         self._readings = [one for one in self._readings if not one.is_over or one.in_flight]
 
     def probe(self) -> bool:
@@ -184,7 +205,7 @@ class Reader:
         """
         in_flight = [reading for reading in self._readings if reading.in_flight]
         if in_flight and self._queue.oldest == self._oldest and self._queue.has_free_slot:
-            # Of a message that was given up, the peer may forget the memory while another one reads
+            # The peer may forget the memory of a message that was given up while another one reads
             # it; so such a message comes last.
             min(in_flight, key=lambda reading: reading.is_over).probe_by_read(self._queue)
         self._oldest = self._queue.oldest

@@ -44,6 +44,7 @@ Address = tuple[str, int]
 MAX_READS = 8  # under way at a time
 MAX_FRAMES_IN_FLIGHT = 64  # in the send queue, besides the reads; and at most
 FRAMES_PER_CREDIT = 8  # of our own: an end with few of them is to take little memory
+INLINE = 96  # bytes of a frame that the device takes from the work request: of 64, with its header
 SEND_BUFFERS = 4  # times `eager`: the memory from which frames are sent
 PEER_ACCESS = AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE  # the latter for keepalives
 ERROR_TIMEOUT = 1.0  # seconds, for an ERROR to arrive
@@ -148,17 +149,24 @@ class Resources:
             name=f"{options.name}: receives",
         )
         self._created.append(self.recv_cq)
-        self.qp: QP = QP(
+        try:
+            self.qp: QP = self._make_qp(options.receives, INLINE)
+        except VerbsError:  # of a device that has no room for that
+            self.qp = self._make_qp(options.receives, 0)
+        self._created.append(self.qp)
+        self.send_acq: AsyncCQ = AsyncCQ(self.send_cq)
+        self.recv_acq: AsyncCQ = AsyncCQ(self.recv_cq)
+
+    def _make_qp(self, receives: int, inline: int) -> QP:
+        return QP(
             self.pd,
             QPType.RC,
             send_cq=self.send_cq,
             recv_cq=self.recv_cq,
             max_send_wr=self.send_depth + 1,  # and a keepalive
-            max_recv_wr=options.receives,
+            max_recv_wr=receives,
+            max_inline_data=inline,
         )
-        self._created.append(self.qp)
-        self.send_acq: AsyncCQ = AsyncCQ(self.send_cq)
-        self.recv_acq: AsyncCQ = AsyncCQ(self.recv_cq)
 
     def make_handshake_memory(self) -> None:
         self.handshake_mr: MR = own_memory(self.pd, LEAST_EAGER, AccessFlags.LOCAL_WRITE)
@@ -214,9 +222,6 @@ class Resources:
         peer disconnects when it has the frame."""
         if self.device.is_iwarp and self.conn is not None:
             await self.conn.wait_closed(ERROR_TIMEOUT)
-
-    def repost(self, slot: int) -> None:
-        self.qp.post_recv(self.receives[slot])
 
     def on_connected(self, conn: cm.Connection) -> None:
         self.conn = conn

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""One end of a connection: it dispatches what completes, and sends ACK, CLOSE and ERROR frames.
+"""One end of a connection, as far as it is rare: ends, failures, CLOSE and ERROR.
 
-All of it happens in the thread of the event loop, and between two awaits it is consistent. Two
-tasks wait for completions, of sends and of receives; they end when the resources are closed.
+The core dispatches completions and frames, in the thread of the event loop: see csrc/messages. It
+calls a method here for each of these.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from .. import AsyncEventError, ClosedError, WCStatus, WorkCompletion
+from .. import ClosedError, WCStatus, _core
 from .._timeouts import deadline
 from ..cm import DisconnectedError
 from . import _wire as wire
@@ -24,22 +24,23 @@ from ._errors import (
     RefusedError,
     fresh,
 )
-from ._event_loop import wait
+from ._event_loop import check_loop, wait
 from ._flow import Flow
-from ._inbox import Inbox
-from ._incoming import Incoming
+from ._incoming import largest_read, reads_together
 from ._liveness import LivenessTimer
+from ._memory import READABLE
+from ._pinning import SLOW
 from ._queue import SendQueue
 from ._rdma_read import Reader
 from ._resources import ERROR_TIMEOUT
 from ._sender import Outgoing, Sender
-from ._wire import ACK, CLOSE, CLOSING, DATA, OFFER, Hello, Kind, Limits
+from ._wire import CLOSE, CLOSING, Hello, Kind, Limits
 
 if TYPE_CHECKING:
-    from ..aio import AsyncCQ
+    from .._core import _Buffer as AnyBuffer
+    from ._incoming import Frame, Message
     from ._resources import Resources
 
-BATCH: Final = 64
 CLOSED: Final = "this connection was closed"
 NOT_READY: Final = "the peer has accepted, and has not posted its receives"
 PEER_CLOSING: Final = "the peer closes the connection, and receives no more"
@@ -57,8 +58,8 @@ class _LastFrame:
         self._wake()
 
 
-class Session:
-    """One end of a connection.
+class Session(_core.MessageSession):
+    """One end of a connection; the core has what is frequent.
 
     loop: the event loop that it belongs to.
     error: why it is over; None while it is not.
@@ -67,6 +68,8 @@ class Session:
     teardown: the task that closes the resources, once it is over.
     """
 
+    error: MessagesError | ClosedError | None
+
     def __init__(self, resources: Resources, peer: Hello) -> None:
         options = resources.options
         self.resources = resources
@@ -74,27 +77,55 @@ class Session:
         eager = min(options.eager, peer.eager)  # a smaller frame follows the table of its offer
         self.limits: Limits = Limits(options.max_frames, options.max_message, eager)
         self.flow: Flow = Flow(options.credits, peer.credits)
-        self._queue = SendQueue(
-            resources.qp, resources.mr, resources.send_offset, resources.send_depth
+        super().__init__(
+            qp=resources.qp,
+            mr=resources.mr,
+            send_acq=resources.send_acq,
+            recv_acq=resources.recv_acq,
+            loop=self.loop,
+            flow=self.flow,
+            ring=_core.MessageRing(resources.mr.length - resources.send_offset),
+            receives=options.receives,
+            slot_size=options.eager,
+            send_depth=resources.send_depth,
+            eager=eager,
+            limits=self.limits,
+            peer_limits=(peer.max_frames, peer.max_message),
+            registrations=resources.registrations,
+            readable=READABLE,
+            sink=resources.device.sink,
+            slow=SLOW,
+            offers=options.offers,
         )
-        self.sender: Sender = Sender(resources, self.flow, self._queue, peer, self.post_pending)
+        self._queue = SendQueue(self, resources.memory)
+        self.sender: Sender = Sender(
+            resources, self, self.flow, self._queue, peer, self.post_pending
+        )
         self.reader: Reader = Reader(self._queue, resources.max_reads)
-        self.inbox: Inbox[Incoming] = Inbox("no message came in time")
-        self.error: MessagesError | ClosedError | None = None
-        self.is_closing: bool = False
         self.active_recvs: int = 0
         self.teardown: asyncio.Task[None] | None = None
-        self._is_open = False  # this end knows that both have posted their receives
         self._has_sent_closing = False  # so offers of the peer may remain unread
         self._close_frame: _LastFrame | None = None
         self._sleepers: list[asyncio.Future[None]] = []
-        self._liveness = LivenessTimer(options.keepalive, self._awaits_peer, self._probe)
+        self._liveness = LivenessTimer(self, options.keepalive, self._awaits_peer, self._probe)
+        self.is_watched: bool = options.keepalive is not None
+        self.has_pending: bool = True
         # An iWARP device need not report solicited events: siw does not.
-        solicited = not resources.device.is_iwarp
-        self._pumps = [
-            asyncio.ensure_future(self._pump(resources.recv_acq, self._on_received, solicited)),
-            asyncio.ensure_future(self._pump(resources.send_acq, self._on_sent, False)),
-        ]
+        self._start(not resources.device.is_iwarp)
+        self._is_over: asyncio.Future[None] = self.loop.create_future()
+        self._keeper = asyncio.ensure_future(self._keep())
+
+    async def _keep(self) -> None:
+        """Sleep until the connection is over, or its event loop ends, which cancels all tasks."""
+        try:
+            await self._is_over
+        except asyncio.CancelledError:
+            self.abort()
+            raise
+
+    def _end_keeper(self) -> None:
+        if not self._is_over.done():
+            self._is_over.set_result(None)
 
     # ---- beginning ----
 
@@ -104,109 +135,93 @@ class Session:
         self.check_open()
         host, port = self.resources.peer
         what = f"connecting to {host} port {port}: no answer in time; {NOT_READY}"
-        await self._wait_until(lambda: self._is_open, end, what)
-        if not self._is_open:
+        await self._wait_until(lambda: self.is_open, end, what)
+        if not self.is_open:
             self.check_open()  # if it was open, recv() raises what has ended it
         self._liveness.stop()  # it was started for the peer's ACK
         self._liveness.update()
 
     def open_as_acceptor(self) -> None:
         """Send the initial ACK, with which the peer may send: the receives are posted."""
-        self._is_open = True
+        self.is_open = True
         self._send_initial_ack()
 
     def _send_initial_ack(self) -> None:
         self.flow.is_ack_due = self.flow.is_ack_urgent = True
         self.post_pending()
 
-    # ---- completions ----
+    # ---- called by the core ----
 
-    async def _pump(
-        self,
-        acq: AsyncCQ,
-        handle: Callable[[list[WorkCompletion]], None],
-        solicited_only: bool,
-    ) -> None:
-        """Handle completions until the AsyncCQ is closed."""
+    def _breaks(self, breach: str) -> None:
+        """The peer has broken the protocol."""
+        self.protocol_error(ProtocolError(breach))
+
+    def _failed(self, error: Exception) -> None:
+        """The device fails, or there is no memory. A ClosedError is the end of the resources."""
+        if not isinstance(error, ClosedError):
+            self._connection_lost(str(error) or type(error).__name__, error)
+
+    def _post_offer(self, outgoing: Outgoing) -> bool | Exception:
+        return self.sender.post_offer(outgoing)
+
+    def _release(self, outgoing: Outgoing) -> None:
+        outgoing.release(self.resources)
+
+    def _timeout(self, is_waiting: bool) -> TimeoutError:
+        """Return the TimeoutError of a send(), which still waits to be sent, or to be read."""
+        return TimeoutError(f"the message was not sent in time; {self._why_not_sent(is_waiting)}")
+
+    def _on_closing(self, _: None) -> None:
+        """The peer has sent a CLOSING."""
         try:
-            while True:
-                handle(await acq.wait(BATCH, solicited_only=solicited_only))
-        except ClosedError:
-            pass
-        except asyncio.CancelledError:  # the event loop ends
-            self.abort()
-            raise
-        except Exception as e:  # the device fails, or there is no memory
-            self._connection_lost(str(e) or type(e).__name__, e)
+            self.sender.peer_closing(PeerClosedError(PEER_CLOSING))
+        except ProtocolError as e:
+            self.protocol_error(e)
 
-    def poll_received(self) -> None:
-        """Handle receives that have completed without an event: ACKs that return credits."""
-        if self.error is None:
-            with contextlib.suppress(ClosedError, AsyncEventError):  # which end the task, too
-                self._on_received(self.resources.recv_acq.poll(BATCH))
+    def _on_close(self, _: None) -> None:
+        if self.flow.offers_received > self.flow.offers_read and not self._has_sent_closing:
+            self.protocol_error(ProtocolError("a CLOSE before all messages were read"))
+            return
+        self._finish(PeerClosedError("the peer has closed the connection"))
 
-    def _on_received(self, wcs: list[WorkCompletion]) -> None:
-        for wc in wcs:
-            if self.error is not None:
-                return
-            if not wc.ok:
-                # Once it has our CLOSE, the peer disconnects. _on_sent() gets its completion.
-                if self._close_frame is None:
-                    self._on_failed(wc)
-                return
-            try:
-                self._on_frame(wc.wr_id, self.resources.received_frame(wc.wr_id, wc.byte_len or 0))
-            except ProtocolError as e:
-                self.protocol_error(e)
-                return
-        self.post_pending()
-
-    def _on_frame(self, slot: int, frame: memoryview) -> None:
-        header = wire.parse_header(frame)
-        if newly := self.flow.on_header(header):
-            self.sender.offers_read(newly)
-        if header.kind is DATA:
-            self.inbox.put(Incoming(slot, frame, wire.parse_data(frame, self.limits)))
-        elif header.kind is OFFER:
-            offer = wire.parse_offer(frame, self.limits)
-            self.inbox.put(Incoming(slot, frame, [], offer, self.flow.offers_received - 1))
-        elif header.kind is ACK:
-            self._is_open = True
-            self.resources.repost(slot)
-            if header.flags & CLOSING:
-                self.sender.peer_closing(PeerClosedError(PEER_CLOSING))
-        elif header.kind is CLOSE:
-            if self.flow.offers_received > self.flow.offers_read and not self._has_sent_closing:
-                raise ProtocolError("a CLOSE before all messages were read")
-            self._finish(PeerClosedError("the peer has closed the connection"))
-        else:
-            self._finish(self._peer_error(wire.parse_error(frame)))
+    def _on_error(self, text: bytes) -> None:
+        self._finish(self._peer_error(wire.printable(text)))
 
     def _peer_error(self, text: str) -> MessagesError:
         """Return the exception for an ERROR of the peer."""
-        if self._is_open:
+        if self.is_open:
             return ProtocolError(f"the peer has closed the connection: {text}")
         host, port = self.resources.peer
         return RefusedError(f"{host} port {port} has refused the connection: {text}")
 
-    def _on_sent(self, wcs: list[WorkCompletion]) -> None:
-        for wc in wcs:
-            if not wc.ok:
-                self._on_failed(wc)
-                return
-            self._queue.completed(wc.wr_id)
-        self.post_pending()
+    def _on_failed_receive(self, status: int) -> None:
+        # Once it has our CLOSE, the peer disconnects. _on_failed_send() gets its completion.
+        if self._close_frame is None:
+            self._on_failed_send(status)
 
-    def _on_failed(self, wc: WorkCompletion) -> None:
+    def _on_failed_send(self, status: int) -> None:
         """A work request has failed, and so the queue pair."""
         if self.error is not None:
             self.wake()
             return
-        if wc.status == WCStatus.WR_FLUSH_ERR:
-            with contextlib.suppress(ClosedError, AsyncEventError):
-                others = self.resources.send_acq.poll(BATCH)
-                wc = next((one for one in others if one.status != WCStatus.WR_FLUSH_ERR), wc)
-        self._connection_lost(f"the queue pair has failed: {getattr(wc.status, 'name', wc.status)}")
+        try:
+            name = WCStatus(status).name
+        except ValueError:
+            name = str(status)
+        self._connection_lost(f"the queue pair has failed: {name}")
+
+    def _refuse_to_receive(self) -> None:
+        raise ClosedError(CLOSED)
+
+    def _check_loop(self) -> None:
+        check_loop(self.loop, "this connection")
+
+    def _fresh(self, error: Exception) -> Exception:
+        return fresh(error)
+
+    def _update(self) -> None:
+        """Something was sent."""
+        self._liveness.update()
 
     # ---- posting ----
 
@@ -214,31 +229,36 @@ class Session:
         """Post what can be posted: messages, reads, and an ACK if no message has carried it."""
         if self.error is None:
             try:
-                if self.sender.waiting:
-                    self.sender.post()
+                self.post_waiting()
                 if not self.reader.is_idle:
                     self.reader.post()
                 if self.flow.is_ack_due:
-                    self._send_ack()
+                    self.send_ack(0)
             except (OSError, ClosedError, RuntimeError) as e:  # of the queue pair
                 self._connection_lost(str(e), e)
         self._liveness.update()
         if self._sleepers:
             self.wake()
+        self._note_pending()
 
-    def try_send(self, views: Sequence[memoryview], nbytes: int) -> bool:
-        """Send a message that is copied and need not wait. Return False if it is not so."""
-        try:
-            is_sent = self.sender.try_post(views, nbytes)
-        except (OSError, ClosedError, RuntimeError) as e:
-            self._connection_lost(str(e), e)
-            self.check_open()  # raises
-            raise
-        if is_sent and self.flow.is_low:
-            self.poll_received()  # perhaps credits have come without an event
-        elif is_sent and self.resources.options.keepalive is not None:
-            self._liveness.update()
-        return is_sent
+    def _note_pending(self) -> None:
+        """Tell the core whether post_pending() has something to do when anything happens."""
+        pending = bool(self._sleepers or self.is_closing or not self.reader.is_idle)
+        if pending != self.has_pending:
+            self.has_pending = pending
+
+    @property
+    def _is_reading(self) -> bool:
+        return not self.reader.is_idle or self.reads_in_flight > 0
+
+    def read_into(
+        self, message: Message, into: Sequence[AnyBuffer] | None
+    ) -> list[Frame] | _core.MessageReading | None:
+        """Have the core read an offered message into buffers, if that is simple."""
+        together = min(reads_together(self.resources), self.reader.free)
+        if into is None or together < 1 or not message[-1] or self.error is not None:
+            return None
+        return self.read(message, into, largest_read(self.resources), together)
 
     def _awaits_peer(self) -> bool:
         """Whether something can be ended only by the peer, so that its device must be probed.
@@ -247,37 +267,19 @@ class Session:
         """
         if self.error is not None or self.resources.device.is_iwarp:
             return False
-        if self.flow.unread_offers or self.sender.waiting:
+        if self.flow.unread_offers or self.sends_waiting:
             return True
-        if not self.reader.is_idle or not self._is_open:
+        if self._is_reading or not self.is_open:
             return True
         may_wait = self.is_closing or self.resources.options.keepalive is not None
         return may_wait and not self._queue.is_empty
 
     def _probe(self) -> None:
         try:
-            if not self.reader.probe():
+            if not self.reader.probe() and not self.probe_reads():
                 self._queue.post_probe()
         except (OSError, ClosedError, RuntimeError) as e:  # of the queue pair
             self._connection_lost(str(e), e)
-
-    def _send_ack(self, flags: int = 0) -> None:
-        frame = self._queue.reserve_frame(wire.HEADER_SIZE)
-        if frame is None:
-            return  # it remains due
-        is_urgent = self.flow.is_ack_urgent or flags != 0
-        wire.put_header(frame, self.flow.header(ACK)._replace(flags=flags))
-        self._queue.post_frame(solicited=is_urgent)
-
-    def message_taken(self, incoming: Incoming) -> None:
-        """The program has received the message: post its memory again, and return the credit."""
-        if self.error is None:
-            self.resources.repost(incoming.slot)
-            self.flow.return_credit()
-            if incoming.offer is not None:
-                self.flow.mark_read(incoming.number)
-            if self.flow.is_ack_due:
-                self.post_pending()
 
     def wake(self) -> None:
         """Wake the tasks in _wait_until()."""
@@ -293,22 +295,22 @@ class Session:
         while not condition() and self.error is before and not self.resources.is_closed:
             future = asyncio.get_running_loop().create_future()
             self._sleepers.append(future)
+            self.has_pending = True
             try:
                 await wait(future, end, what)
             finally:
                 self._sleepers.remove(future)
 
-    def timeout_reason(self, outgoing: Outgoing) -> str:
-        """Return the text of the TimeoutError of a send()."""
-        flow, what = self.flow, "the message was not sent in time"
-        if outgoing not in self.sender.waiting:
-            return f"{what}; the peer's program has not received it"
+    def _why_not_sent(self, is_waiting: bool) -> str:
+        flow = self.flow
+        if not is_waiting:
+            return "the peer's program has not received it"
         if flow.credits < 1:
-            return f"{what}; the peer's program has not received the {flow.unreceived} before it"
+            return f"the peer's program has not received the {flow.unreceived} before it"
         if flow.unread_offers:
             large = f"{flow.unread_offers} large ones"
-            return f"{what}; the peer's program has not received {large} before it"
-        return f"{what}; {self.resources.send_acq.cq._why_silent()}"
+            return f"the peer's program has not received {large} before it"
+        return self.resources.send_acq.cq._why_silent()
 
     # ---- ends ----
 
@@ -320,8 +322,8 @@ class Session:
 
     async def close_gracefully(self, end: float | None) -> None:
         """Send a CLOSE when the peer has received everything, and wait until that has arrived."""
-        self.is_closing = True
-        self.inbox.fail(ClosedError(CLOSED))
+        self.is_closing = self.has_pending = True
+        self.fail_receives(ClosedError(CLOSED))
         what = "the peer has not received everything in time, so the connection was aborted"
         self.poll_received()
         await self._stop_receiving(end, what)
@@ -337,14 +339,14 @@ class Session:
         send a CLOSING: the peer may be closing, too, and wait for us."""
 
         def may_close() -> bool:
-            is_reading = self.active_recvs or not self.reader.is_idle
+            is_reading = self.active_recvs or self._is_reading
             return not is_reading and self._queue.has_room(wire.HEADER_SIZE)
 
         self.post_pending()  # so that reads which were cancelled leave the reader
         await self._wait_until(may_close, end, what)
         if self.error is None and not self.sender.is_idle:
             self._has_sent_closing = True
-            self._send_ack(CLOSING)
+            self.send_ack(CLOSING)
 
     async def _send_last_frame(self, kind: Kind, text: bytes, end: float | None, what: str) -> None:
         """Send a CLOSE or an ERROR, with its text, and wait until it has arrived."""
@@ -367,6 +369,8 @@ class Session:
             self.error = ClosedError("this connection was dropped")
         self.resources.registrations.pinning.is_dropped = True
         self.resources.close()
+        with contextlib.suppress(RuntimeError):  # the loop was closed
+            self.loop.call_soon_threadsafe(self._end_keeper)
 
     def abort(self) -> None:
         if self.error is None:
@@ -398,7 +402,7 @@ class Session:
         if self.error is not None:
             return
         self.error = error
-        self.inbox.fail(error)
+        self.fail_receives(error)
         self.wake()
         self.teardown = asyncio.ensure_future(self._tear_down(text))
 
@@ -419,7 +423,9 @@ class Session:
         """Fail what waits: the queue pair is closed, and the device uses no memory any more."""
         assert self.error is not None, "it is over"
         self._liveness.stop()
-        self.inbox.fail(self.error)
-        self.sender.fail(self.error)
+        self.fail_receives(self.error)
+        self.fail_sends(self.error)
         self.reader.fail(self.error)
+        self.fail_reads(self.error)
         self.wake()
+        self._end_keeper()

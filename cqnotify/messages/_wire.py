@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""The bytes that the two ends exchange, and the only code that takes a peer's bytes apart.
+"""The bytes that the two ends exchange.
 
-Nothing here knows of devices, and nothing allocates by what a peer says before it was compared with
-the limits. docs/internals.md shows the format.
+The hellos are taken apart here, and the frames by csrc/messages/wire.c; this makes named tuples of
+its numbers. No other code takes a peer's bytes apart. Nothing here knows of devices, and nothing
+allocates by what a peer says before it was compared with the limits. docs/internals.md shows the
+format.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import Final, NamedTuple
 
+from .. import _core
 from ._errors import ProtocolError, RefusedError
 from ._options import LEAST_EAGER, ConnectionOptions
 
@@ -96,20 +99,15 @@ DATA: Final = Kind.DATA
 OFFER: Final = Kind.OFFER
 ACK: Final = Kind.ACK
 CLOSE: Final = Kind.CLOSE
-MESSAGES: Final = (DATA, OFFER)
-_BARE: Final = (ACK, CLOSE)
 _KINDS: Final = {int(kind): kind for kind in Kind}
-_FLAGS: Final = {DATA: LAST, OFFER: LAST, ACK: CLOSING, CLOSE: 0, Kind.ERROR: 0}
 
-_HEADER: Final = struct.Struct("<BBHII")  # kind, flags, 0, credits_returned, offers_read
-_COUNT: Final = struct.Struct("<I")
-_OFFER: Final = struct.Struct("<IQQI")  # number of frames; length, address and rkey of the body
-_ENTRY: Final = struct.Struct("<QQI")  # length, address and rkey of a frame
-HEADER_SIZE: Final = _HEADER.size
-OFFER_SIZE: Final = _HEADER.size + _OFFER.size
-ENTRY_SIZE: Final = _ENTRY.size
+HEADER_SIZE: Final = struct.calcsize("<BBHII")  # kind, flags, 0, credits_returned, offers_read
+OFFER_SIZE: Final = HEADER_SIZE + struct.calcsize("<IQQI")  # frames; length, address, rkey
+ENTRY_SIZE: Final = struct.calcsize("<QQI")  # length, address and rkey of a frame
+COUNT_SIZE: Final = 4
 MASK: Final = 0xFFFFFFFF
-_TOP: Final = 1 << 64
+
+_core.wire_set_error(ProtocolError)
 
 
 class Header(NamedTuple):
@@ -166,138 +164,64 @@ class Piece(NamedTuple):
 
 def put_header(into: memoryview, header: Header) -> None:
     kind, flags, credits_returned, offers_read = header
-    _HEADER.pack_into(into, 0, kind, flags, 0, credits_returned & MASK, offers_read & MASK)
+    _core.wire_put_header(into, kind, flags, credits_returned & MASK, offers_read & MASK)
 
 
 def parse_header(frame: memoryview) -> Header:
-    if len(frame) < _HEADER.size:
-        raise ProtocolError(f"a frame of {len(frame)} bytes has no header")
-    kind, flags, zero, credits_returned, offers_read = _HEADER.unpack_from(frame)
-    known = _KINDS.get(kind)
-    if known is None:
-        raise ProtocolError(f"a frame of the unknown kind {kind}")
-    if zero or (flags and flags & ~_FLAGS[known]):
-        raise ProtocolError(f"a frame {known.name} with the flags {flags:#x}, {zero:#x}")
-    if known in _BARE and len(frame) != _HEADER.size:
-        raise ProtocolError(f"a frame {known.name} of {len(frame)} bytes")
-    return Header(known, flags, credits_returned, offers_read)
+    kind, flags, credits_returned, offers_read = _core.wire_parse_header(frame)
+    return Header(_KINDS[kind], flags, credits_returned, offers_read)
 
 
 def data_size(frames: int, nbytes: int) -> int:
-    return _HEADER.size + _COUNT.size * (1 + frames) + nbytes
+    return HEADER_SIZE + COUNT_SIZE * (1 + frames) + nbytes
 
 
-def put_data(into: memoryview, views: Sequence[memoryview]) -> None:
-    """A message, behind the header."""
-    lengths = [view.nbytes for view in views]
-    struct.pack_into(f"<{1 + len(lengths)}I", into, _HEADER.size, len(lengths), *lengths)
-    _put_all(into, data_size(len(lengths), 0), views)
+def parse_data(frame: memoryview, limits: Limits) -> list[tuple[int, int]]:
+    """Where the frames of the message begin and end."""
+    return _core.wire_parse_data(frame, limits)
 
 
-def _put_all(into: memoryview, at: int, views: Sequence[memoryview]) -> None:
+def put_offer(into: memoryview, frames: int, body: Remote) -> None:
+    """An offer, behind the header; a body at address 0 follows it."""
+    _core.wire_put_offer(into, frames, body)
+
+
+def put_body(into: memoryview, at: int, remotes: Sequence[Remote], views: list[memoryview]) -> None:
+    """Put the table of a message's frames; those at address 0 are `views`, which follow."""
+    _core.wire_put_body(into, at, tuple(remotes))
+    at += ENTRY_SIZE * len(remotes)
     for view in views:
         end = at + view.nbytes
         into[at:end] = view
         at = end
 
 
-def _check_count(count: int, limits: Limits) -> None:
-    if count > limits.max_frames:
-        raise ProtocolError(f"a message of {count} frames: at most {limits.max_frames} are taken")
-
-
-def _check_total(nbytes: int, limits: Limits) -> None:
-    if nbytes > limits.max_message:
-        raise ProtocolError(f"a message of {nbytes} bytes: at most {limits.max_message} are taken")
-
-
-def parse_data(frame: memoryview, limits: Limits) -> list[tuple[int, int]]:
-    """Where the frames of the message begin and end."""
-    if len(frame) < data_size(0, 0):
-        raise ProtocolError(f"a frame DATA of {len(frame)} bytes")
-    (count,) = _COUNT.unpack_from(frame, _HEADER.size)
-    _check_count(count, limits)
-    at = data_size(count, 0)
-    if len(frame) < at:
-        raise ProtocolError(f"a frame DATA of {len(frame)} bytes for {count} frames")
-    bounds = []
-    for length in struct.unpack_from(f"<{count}I", frame, data_size(0, 0)):
-        bounds.append((at, at + length))
-        at += length
-    if at != len(frame):
-        raise ProtocolError(f"a frame DATA of {len(frame)} bytes, by its table {at}")
-    _check_total(at - data_size(count, 0), limits)
-    return bounds
-
-
-def put_offer(into: memoryview, frames: int, body: Remote) -> None:
-    """An offer, behind the header; a body at address 0 follows it."""
-    _OFFER.pack_into(into, _HEADER.size, frames, body.length, body.addr, body.rkey)
-
-
-def put_body(into: memoryview, at: int, remotes: Sequence[Remote], views: list[memoryview]) -> None:
-    """The table of a message's frames, of which those at address 0 are `views`, which follow."""
-    for remote in remotes:
-        _ENTRY.pack_into(into, at, *remote)
-        at += _ENTRY.size
-    _put_all(into, at, views)
-
-
 def parse_offer(frame: memoryview, limits: Limits) -> Offer:
-    if len(frame) < OFFER_SIZE:
-        raise ProtocolError(f"a frame OFFER of {len(frame)} bytes")
-    count, length, addr, rkey = _OFFER.unpack_from(frame, _HEADER.size)
-    _check_count(count, limits)
-    _check_total(length - count * _ENTRY.size, limits)
-    if length < count * _ENTRY.size:
-        raise ProtocolError(f"an offer of {count} frames with a table of {length} bytes")
-    if addr == 0:
-        if len(frame) != OFFER_SIZE + length:
-            raise ProtocolError(f"a frame OFFER of {len(frame)} bytes with {length} behind it")
-        return Offer(count, None)
-    if len(frame) != OFFER_SIZE:
-        raise ProtocolError(f"a frame OFFER of {len(frame)} bytes with its body elsewhere")
-    return Offer(count, _remote(length, addr, rkey))
-
-
-def _remote(length: int, addr: int, rkey: int) -> Remote:
-    if not 0 < length <= _TOP - addr:
-        raise ProtocolError(f"an offer of {length} bytes at address {addr:#x}")
-    return Remote(length, addr, rkey)
+    frames, body = _core.wire_parse_offer(frame, limits)
+    return Offer(frames, Remote(*body) if body[1] else None)
 
 
 def parse_body(body: memoryview, count: int, limits: Limits) -> list[Piece]:
     """The frames of an offer."""
-    at = count * _ENTRY.size
+    at = count * ENTRY_SIZE
     pieces: list[Piece] = []
-    total, smallest = 0, limits.least_remote
-    for length, addr, rkey in _ENTRY.iter_unpack(body[:at]):
-        total += length
-        _check_total(total, limits)
+    for length, addr, rkey in _core.wire_parse_body(body, count, limits):
         if addr == 0:
             pieces.append(Piece(length, at, None))
             at += length
         else:
-            pieces.append(Piece(length, 0, _remote(length, addr, rkey)))
-            smallest = min(smallest, length)
-    if at != len(body):
-        raise ProtocolError(f"an offer with a body of {len(body)} bytes, by its table {at}")
-    if smallest < limits.least_remote:
-        raise ProtocolError(
-            f"an offer whose frame of {smallest} bytes does not follow its table: frames of less "
-            f"than {limits.least_remote} bytes do"
-        )
+            pieces.append(Piece(length, 0, Remote(length, addr, rkey)))
     return pieces
 
 
 def error_text(text: str) -> bytes:
     """What an ERROR says; it fits into the smallest frame of all."""
-    return text.encode("ascii", "replace")[: LEAST_EAGER - _HEADER.size]
+    return text.encode("ascii", "replace")[: LEAST_EAGER - HEADER_SIZE]
 
 
 def put_error_text(into: memoryview, text: bytes) -> None:
-    into[_HEADER.size : _HEADER.size + len(text)] = text
+    into[HEADER_SIZE : HEADER_SIZE + len(text)] = text
 
 
 def parse_error(frame: memoryview) -> str:
-    return printable(bytes(frame[_HEADER.size :]))
+    return printable(bytes(frame[HEADER_SIZE:]))

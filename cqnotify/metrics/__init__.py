@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the CQs and channels of a context count, and how long their waiters take to wake.
+"""Counters of the CQs and channels of a context, and the time that their waiters take to wake.
 
 See docs/metrics.md.
 

@@ -68,7 +68,7 @@ def _each(operator: Any, a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Counters:
-    """What some CQs have counted, those that are closed included. Only `open` ever falls.
+    """The counters of some CQs, those that are closed included. Only `open` ever falls.
 
     open: how many of the CQs are open.
     arms: how often they were armed.
@@ -116,7 +116,7 @@ class Counters:
 
 @dataclass(frozen=True)
 class ChannelCounters:
-    """What the channels of a context have counted, those that are closed included.
+    """The counters of the channels of a context, those that are closed included.
 
     thread_wakeups: how often a thread slept in get_event(), and was woken by an event.
     timeouts: how often get_event() ended at its timeout, without an event.
@@ -175,7 +175,7 @@ def _as_dict(counters: Counters | ChannelCounters) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What the CQs and channels of a context have counted at one instant.
+    """The counters of the CQs and channels of a context at one instant.
 
     The difference of two snapshots of one context, `later - earlier`, tells what happened in
     between; its `open` are those of the later one.

@@ -21,7 +21,7 @@ __all__ = ["Collector"]
 
 
 class Collector:
-    """What CQs count, for a registry of prometheus_client: `REGISTRY.register(Collector(ctx))`.
+    """Counters of CQs, for a registry of prometheus_client: `REGISTRY.register(Collector(ctx))`.
 
     contexts: any number of Contexts, which it keeps neither open nor alive.
 

@@ -90,7 +90,7 @@ class _Wakeup:
 class _CQ:
     armed: bool = False
     seen: deque[int] = field(default_factory=deque)
-    """When the completions came that wait in the CQ, of which the observer knows."""
+    """When the completions came that wait in the CQ, as far as the observer knows."""
     noticed: int = 0
     """So many of these came before the last event."""
     wakeup: _Wakeup | None = None

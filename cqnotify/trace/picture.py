@@ -119,7 +119,7 @@ class _Picture:
             x, end = self._x(span.start), WIDTH - 10 if span.open else self._x(span.end)
             width = max(end - x, 2)
             tall = 10 if style.shape == "gap" else 20
-            outline = " outlined" if span.kind in ("armed", "solicited") else ""
+            outline = " outlined" if span.kind in ("armed", "came", "solicited") else ""
             yield (
                 f'<rect class="{style.color}{outline}" x="{x:.1f}" y="{middle - tall / 2:.1f}" '
                 f'width="{width:.1f}" height="{tall}" rx="3">'

@@ -6,7 +6,8 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import IntEnum, IntFlag
@@ -15,10 +16,12 @@ from typing import Any, Final, NamedTuple
 
 from ..check.rules import WARNING, find_rule
 
-MAGIC: Final = b"cqntime1"
-HEADER: Final = struct.Struct("<8sIIQQQQII")
+MAGIC: Final = b"cqntime2"
+HEADER: Final = struct.Struct("<8sIIQQQQIIQQ")
 RECORD: Final = struct.Struct("<QIHHIIQIIQ")
+COMPLETION: Final = struct.Struct("<QII")
 NO_TIMEOUT: Final = (1 << 64) - 1
+SLEEP_RULES: Final = ("lost-wakeup", "nothing-armed", "late-wakeup")
 
 
 class TraceError(Exception):
@@ -55,8 +58,10 @@ class What(IntEnum):
     SLEEP = 48
     WAKE = 49
     FINDING = 56
+    FAULT = 57
     TASK_SLEEP = 60
     TASK_WAKE = 61
+    TASK = 62
 
 
 class Call(IntEnum):
@@ -76,6 +81,8 @@ class Flag(IntFlag):
     SOLICITED = 2
     SEEN = 4
     INJECTED = 8
+    WITH_COMPLETIONS = 16
+    """Only in files: the reader puts the completions before the poll, as records."""
 
 
 class Record(NamedTuple):
@@ -91,6 +98,24 @@ class Record(NamedTuple):
     number: int
     detail: int
     caller: int
+
+
+def task_name(record: Record) -> str:
+    """Return the name that a TASK record has in place of its numbers, or its first 24 bytes."""
+    return _text(_START.pack(record.object, record.other) + _END.pack(*record[7:]))
+
+
+def method_name(record: Record) -> str:
+    """Return the name of the method that a TASK_SLEEP record has, or its first 16 bytes."""
+    return _text(_END.pack(*record[7:]))
+
+
+def _text(packed: bytes) -> str:
+    return packed.rstrip(b"\0").decode(errors="ignore")
+
+
+_START: Final = struct.Struct("<2I")
+_END: Final = struct.Struct("<2IQ")
 
 
 class Finding(NamedTuple):
@@ -161,10 +186,11 @@ def read_file(path: Path, ended: int = 0) -> Recording:
     except OSError as e:
         raise TraceError(f"cannot read {path}: {e.strerror}") from e
     header = _read_header(path, data)
-    ring = _read_ring(path, data, header)
+    ring, overwritten = _with_completions(path, data, header, _read_ring(path, data, header))
     records = [Record._make(fields) for fields in ring if fields[2] in _KINDS]
     records.sort(key=lambda record: record.time)
     log = _read_log(path.with_suffix(".log"))
+    findings = log.findings if log.is_there else _findings_without_log(records)
     unfinished = sum(fields[2] == 0 for fields in ring)
     last = max(records[-1].time if records else header.monotonic, log.last)
     return Recording(
@@ -174,11 +200,24 @@ def read_file(path: Path, ended: int = 0) -> Recording:
         records=records,
         end=last if log.is_whole else max(last, ended),
         clock_offset=header.realtime - header.monotonic,
-        lost=max(header.written - header.capacity, 0),
+        lost=max(header.written - header.capacity, 0) + overwritten,
         unfinished=unfinished,
         unknown=len(ring) - len(records) - unfinished,
-        findings=log.findings if log.is_there else _findings_without_log(records),
+        findings=sorted(_at_their_sleep(findings, records), key=lambda finding: finding.time),
     )
+
+
+def _at_their_sleep(findings: Sequence[Finding], records: Sequence[Record]) -> Iterator[Finding]:
+    """Move the findings about a sleep, which are made after many looks, to where it began."""
+    sleeps: dict[int, list[int]] = {}
+    for record in records:
+        if record.what == What.SLEEP:
+            sleeps.setdefault(record.tid, []).append(record.time)
+    for finding in findings:
+        times = sleeps.get(finding.tid, [])
+        before = bisect_right(times, finding.time)
+        is_of_sleep = finding.text.partition(": ")[0] in SLEEP_RULES
+        yield finding._replace(time=times[before - 1]) if is_of_sleep and before else finding
 
 
 _KINDS: Final = frozenset(int(what) for what in What)
@@ -191,6 +230,8 @@ class _Header(NamedTuple):
     monotonic: int
     realtime: int
     pid: int
+    completions: int
+    completed: int
     command: str
 
 
@@ -199,14 +240,18 @@ def _read_header(path: Path, data: bytes) -> _Header:
         raise TraceError(f"{path} is not a timeline: it does not begin with {MAGIC.decode()}")
     if len(data) < HEADER.size:
         raise TraceError(f"{path} is truncated: {len(data)} bytes, which is less than its header")
-    _, size, record_size, capacity, written, monotonic, realtime, pid, _ = HEADER.unpack_from(data)
+    fields = HEADER.unpack_from(data)
+    _, size, record_size, capacity, written, monotonic, realtime, pid = fields[:8]
+    completions, completed = fields[9:]
     if size < HEADER.size or record_size != RECORD.size or not capacity:
         raise TraceError(
             f"{path} has another layout: a header of {size} bytes, {capacity} records of "
             f"{record_size}; this version reads records of {RECORD.size}"
         )
     command = data[HEADER.size : size].partition(b"\0")[0].decode(errors="replace").strip()
-    return _Header(size, capacity, written, monotonic, realtime, pid, command)
+    return _Header(
+        size, capacity, written, monotonic, realtime, pid, completions, completed, command
+    )
 
 
 def _read_ring(path: Path, data: bytes, header: _Header) -> list[tuple[int, ...]]:
@@ -219,6 +264,43 @@ def _read_ring(path: Path, data: bytes, header: _Header) -> list[tuple[int, ...]
     is_full = header.written > header.capacity
     oldest = header.written % header.capacity * RECORD.size if is_full else 0
     return [*RECORD.iter_unpack(body[oldest:]), *RECORD.iter_unpack(body[:oldest])]
+
+
+def _with_completions(
+    path: Path, data: bytes, header: _Header, ring: list[tuple[int, ...]]
+) -> tuple[list[tuple[int, ...]], int]:
+    """Put the completions that polls have in the ring behind the records before these polls.
+
+    Records up to a poll whose completions were overwritten are left out; return their number, too.
+    """
+    start = header.size + header.capacity * RECORD.size
+    kept = min(header.completed, header.completions)
+    have = max(len(data) - start, 0) // COMPLETION.size
+    if have < kept:
+        raise TraceError(f"{path} is truncated: it has {have} of {kept} completions")
+    oldest = header.completed - kept
+    polls = [
+        index
+        for index, fields in enumerate(ring)
+        if fields[2] == What.POLL and fields[3] & Flag.WITH_COMPLETIONS
+    ]
+    skipped = max((index + 1 for index in polls if ring[index][6] < oldest), default=0)
+    whole: list[tuple[int, ...]] = []
+    done = skipped
+    for index in polls:
+        if index < skipped:
+            continue
+        whole += ring[done:index]
+        done = index + 1
+        time, tid, what, flags, cq, qp, first, number, *rest = ring[index]
+        if first + number > header.completed:
+            raise TraceError(f"{path} is damaged: a poll has completions that were not written")
+        for place in range(first, first + number):
+            at = start + place % header.completions * COMPLETION.size
+            wr_id, length, opcode = COMPLETION.unpack_from(data, at)
+            whole.append((time, tid, What.COMPLETION, 0, cq, qp, wr_id, length, opcode, 0))
+        whole.append((time, tid, what, flags & ~Flag.WITH_COMPLETIONS, cq, 0, 0, number, *rest))
+    return whole + ring[done:], skipped
 
 
 # ---- the log beside it ----------------------------------------------------------------------

@@ -193,6 +193,7 @@ def _format(summary: Summary) -> str:
     if summary.findings:
         lines.append("")
         lines += [_wrapped(f"after {duration(time)}: {text}") for time, text in summary.findings]
+        lines += ["", "  cqnotify check says where in the program, and what to do"]
     if summary.information:
         rules = ", ".join(f"{rule} ({number:,})" for rule, number in summary.information.items())
         lines += ["", f"  for information: {rules}"]

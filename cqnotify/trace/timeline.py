@@ -7,15 +7,16 @@ they returned) and steps (a count that changes). Times are ns since the start of
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from .gaps import Analysis, Gap, GapKind, analyse
 from .outstanding import Outstanding
-from .records import Flag, Record, Recording, What
+from .records import Flag, Record, Recording, What, task_name
 from .summary import Summary, summarize, title_of
-from .words import describe, status_of
+from .words import awaited, describe, status_of
 
 
 class Style(NamedTuple):
@@ -35,7 +36,7 @@ MARKS: Final = {
     "ack": Style("acknowledge", "ack", "tick", "ack"),
     "poll": Style("poll", "poll", "dot", "poll"),
     "empty": Style("poll, nothing there", "poll", "ring", "poll 0"),
-    "seen": Style("completion waits", "waiting", "down", "waits"),
+    "seen": Style("seen by the observer", "waiting", "down", "seen"),
     "completion": Style("completion", "poll", "down", "completion"),
     "failed": Style("failed", "bad", "cross", "failed"),
     "send": Style("post a send", "send", "up", "post send"),
@@ -44,6 +45,7 @@ MARKS: Final = {
     "wake": Style("wake", "wake", "dot", "wake"),
     "async": Style("asynchronous event", "other", "diamond", "async"),
     "cm": Style("rdma_cm event", "other", "diamond", "rdma_cm"),
+    "fault": Style("fault, injected", "bad", "ring", "fault"),
     "object": Style("created, destroyed", "other", "tick"),
     "error": Style("error found", "bad", "flag"),
     "warning": Style("hazard found", "waiting", "flag"),
@@ -55,8 +57,10 @@ SPANS: Final = {
     "armed": Style("armed", "arm", "bar"),
     "solicited": Style("armed for solicited only", "solicited", "bar"),
     "task": Style("a task awaits a completion", "task", "bar"),
+    "came": Style("a completion came in between", "waiting", "bar"),
     **{kind.value: Style(kind.value, f"gap-{kind.name.lower()}", "gap") for kind in GapKind},
 }
+OWN_ROWS: Final = 64  # so many tasks have a row each
 COUNTS: Final = {
     "waiting": Style("completions that wait in the CQ", "waiting", "area"),
     "unacknowledged": Style("events not acknowledged", "ack", "area"),
@@ -115,8 +119,12 @@ class Row:
 
 
 class Found(NamedTuple):
-    """A finding: when, what, how bad, and the index of the process' row that it is about."""
+    """A finding: when, what, how bad, and the index of the process' row that it is about.
 
+    What led to it began at `since`.
+    """
+
+    since: int
     time: int
     text: str
     severity: str
@@ -152,7 +160,7 @@ class Timeline:
 
 
 def build(recordings: Sequence[Recording]) -> Timeline:
-    """Return the timeline of these recordings, of which one at least has records."""
+    """Return the timeline of these recordings; at least one has records."""
     recorded = [recording for recording in recordings if recording.records]
     start = min(recording.start for recording in recorded)
     end = max(recording.end for recording in recorded)
@@ -179,11 +187,14 @@ class _CQ:
     row: Row
     armed: Lane
     calls: Lane
+    came: Lane
     waiting: Lane
     unacknowledged: Lane
     arm: Record | None = None
     seen: int = 0
     events: int = 0
+    emptied: list[int] = field(default_factory=lambda: [0])
+    """When it was known to be empty."""
 
 
 @dataclass
@@ -206,13 +217,20 @@ class _Builder:
         self._qps: dict[int, _QP] = {}
         self._srqs: dict[int, Row] = {}
         self._tasks: list[Row] = []
-        self._awaiting: dict[int, tuple[int, int]] = {}  # by what they await: row, since when
+        self._running: dict[int, tuple[int, str]] = {}  # by thread: the task's id and name
+        self._task_rows: dict[tuple[int, str], int] = {}  # those that one task has
+        self._shared_rows: list[int] = []
+        self._awaiting: dict[int, tuple[int, int, str]] = {}  # by what: row, since when, a text
         self._fresh: dict[tuple[int, int], int] = {}  # completions that precede their poll
+        self._silent: dict[int, list[tuple[int, int]]] = {}  # by CQ: no event for a completion
         self._gap_spans: dict[tuple[GapKind, int], list[Span]] = {}  # by CQ; of tasks by thread
         self._several = len({record.tid for record in recording.records}) > 1
 
     def build(self) -> Process:
         analysis = analyse(self._recording)
+        for gap in analysis.gaps:
+            if gap.kind is GapKind.UNNOTICED:
+                self._silent.setdefault(gap.cq, []).append((gap.start, gap.end))
         summary = summarize(self._recording, analysis)
         for record in self._recording.records:
             self._thread(record)
@@ -286,30 +304,46 @@ class _Builder:
 
     # ---- tasks -----------------------------------------------------------------------------
 
+    def _task(self, record: Record) -> None:
+        self._running[record.tid] = record.value, task_name(record)
+
     def _task_sleep(self, record: Record) -> None:
-        """Take the first row on which no other task sleeps."""
-        busy = {row for row, _ in self._awaiting.values()}
-        row = next(number for number in range(len(busy) + 1) if number not in busy)
-        if row == len(self._tasks):
-            self._tasks.append(Row("task", f"task {row + 1}", "", [Lane("awaits")]))
-        self._awaiting[record.value] = row, self._at(record)
+        task = self._running.get(record.tid)
+        name = "a task" if task is None else task[1] or "a task"
+        text = f"{name} awaits {awaited(record)}"
+        self._awaiting[record.value] = self._row_of(task, name), self._at(record), text
+
+    def _row_of(self, task: tuple[int, str] | None, name: str) -> int:
+        """Return the task's own row. Of many tasks, the later ones share rows."""
+        if task is not None and (own := self._task_rows.get(task)) is not None:
+            return own
+        if task is not None and len(self._task_rows) < OWN_ROWS:
+            self._task_rows[task] = len(self._tasks)
+        else:
+            busy = {row for row, *_ in self._awaiting.values()}
+            for row in self._shared_rows:
+                if row not in busy:
+                    return row
+            self._shared_rows.append(len(self._tasks))
+            name = f"task {len(self._shared_rows)}"
+        self._tasks.append(Row("task", name, "", [Lane("awaits")]))
+        return len(self._tasks) - 1
 
     def _task_wake(self, record: Record) -> None:
         if (awaiting := self._awaiting.pop(record.value, None)) is not None:
-            row, since = awaiting
-            self._task_span(row, since, self._at(record), record.value)
+            self._task_span(*awaiting, self._at(record))
 
     def _task_span(
-        self, row: int, since: int, until: int, what: int, is_open: bool = False
+        self, row: int, since: int, text: str, until: int, is_open: bool = False
     ) -> None:
-        span = Span(since, until, "task", f"awaits {what:#x}", is_open)
-        self._tasks[row].lanes[0].spans.append(span)
+        self._tasks[row].lanes[0].spans.append(Span(since, until, "task", text, is_open))
 
     # ---- CQs -------------------------------------------------------------------------------
 
     def _cq(self, number: int) -> _CQ:
         if number not in self._cqs:
-            lanes = Lane("armed"), Lane("calls"), Lane("waiting"), Lane("unacknowledged")
+            armed, calls, came = Lane("armed"), Lane("calls"), Lane("came")
+            lanes = armed, calls, came, Lane("waiting"), Lane("unacknowledged")
             self._cqs[number] = _CQ(Row("CQ", f"CQ {number}", "", [*lanes]), *lanes)
         return self._cqs[number]
 
@@ -320,6 +354,7 @@ class _Builder:
         cq = self._cq(record.object)
         channel = f"channel {record.other}" if record.other else "no channel"
         cq.row.note = f"{channel}, {record.number:,} entries"
+        cq.emptied.append(self._at(record))
         self._mark(record, "object", self._calls(record), cq.calls)
 
     def _cq_destroyed(self, record: Record) -> None:
@@ -370,7 +405,11 @@ class _Builder:
         cq = self._cq(record.object)
         if record.flags & Flag.SEEN:
             cq.seen += 1
-            self._step(cq.waiting, record, cq.seen)
+            since = self._came(cq, record)
+            steps = cq.waiting.steps
+            if steps and steps[-1].time > since:
+                since = self._at(record)
+            steps.append(Step(since, cq.seen))
             self._mark(record, "seen", cq.waiting)
         else:
             key = record.tid, record.object
@@ -382,6 +421,25 @@ class _Builder:
             qp.outstanding.complete(self._at(record), record)
         elif failed:
             self._mark(record, "failed", cq.calls)
+
+    def _came(self, cq: _CQ, record: Record) -> int:
+        """Show between which moments a completion came that raised no event; return the second.
+
+        The observer sees it later. Had it come after the arm, it had raised an event.
+        """
+        now = self._at(record)
+        silent = self._silent.get(record.object, ())
+        if not any(start <= record.time <= end for start, end in silent):
+            return now
+        until = now
+        if cq.arm is not None and not cq.arm.detail:
+            until = self._at(cq.arm)
+        since = cq.emptied[bisect_right(cq.emptied, until) - 1]
+        text = f"a completion of CQ {record.object} came in between, and raised no event"
+        span = Span(since, until, "came", text)
+        if span not in cq.came.spans[-1:]:
+            cq.came.spans.append(span)
+        return until
 
     def _qp_that_has(self, record: Record) -> int:
         """Return the QP of a completion that was seen: of its CQ the only one with this wr_id."""
@@ -397,6 +455,8 @@ class _Builder:
         fresh = self._fresh.pop((record.tid, record.object), 0)
         cq.seen = max(cq.seen - max(record.number - fresh, 0), 0)
         self._step(cq.waiting, record, cq.seen)
+        if record.number < record.detail:
+            cq.emptied.append(self._at(record))
         kind = "poll" if record.number else "empty"
         self._mark(record, kind, self._calls(record), cq.calls, number=record.number)
 
@@ -445,8 +505,8 @@ class _Builder:
         self._mark(record, kind, self._calls(record), self._srq(record))
 
     def _other(self, record: Record) -> None:
-        kind = "async" if record.what == What.ASYNC_EVENT else "object"
-        self._mark(record, kind, self._calls(record))
+        kinds = {What.ASYNC_EVENT: "async", What.FAULT: "fault"}
+        self._mark(record, kinds.get(What(record.what), "object"), self._calls(record))
 
     # ---- the end ---------------------------------------------------------------------------
 
@@ -459,8 +519,8 @@ class _Builder:
                 thread.state.spans.append(span)
             elif thread.seen > thread.last:
                 thread.state.spans.append(Span(thread.last, thread.seen, "running", "running"))
-        for what, (row, since) in self._awaiting.items():
-            self._task_span(row, since, self._end, what, True)
+        for row, since, text in self._awaiting.values():
+            self._task_span(row, since, text, self._end, True)
         for cq in self._cqs.values():
             self._disarm(cq, self._end, True)
             if all(step.value <= 1 for step in cq.unacknowledged.steps) and not cq.events:
@@ -499,7 +559,9 @@ class _Builder:
             index = next((places[name] for name in names if name in places), 0)
             at = max(finding.time - self._start, 0)
             self._flag(rows[index], Mark(at, finding.severity, finding.text))
-            yield Found(at, finding.text, finding.severity, index)
+            emptied = self._cq(finding.cq).emptied if finding.cq else [at]
+            since = emptied[bisect_right(emptied, at) - 1]
+            yield Found(since, at, finding.text, finding.severity, index)
 
     @staticmethod
     def _flag(row: Row, mark: Mark) -> None:
@@ -532,6 +594,8 @@ _HANDLERS: Final[dict[int, Callable[[_Builder, Record], None]]] = {
     What.CM_EVENT: _Builder._cm_event,
     What.SLEEP: _Builder._sleep,
     What.WAKE: _Builder._wake,
+    What.FAULT: _Builder._other,
+    What.TASK: _Builder._task,
     What.TASK_SLEEP: _Builder._task_sleep,
     What.TASK_WAKE: _Builder._task_wake,
 }

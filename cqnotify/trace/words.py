@@ -8,8 +8,9 @@ import errno
 from collections.abc import Callable
 from typing import Final
 
+from ..check.chaos import FAULTS
 from ..enums import AsyncEventType, QPType, WCOpcode, WCStatus, WROpcode, enum_or_int
-from .records import NO_TIMEOUT, Call, Flag, Record, What
+from .records import NO_TIMEOUT, Call, Flag, Record, What, method_name, task_name
 
 CALLS: Final = {
     Call.GET_CQ_EVENT: "ibv_get_cq_event()",
@@ -85,7 +86,7 @@ def _completion(record: Record) -> str:
         what = f"fails with {_name(WCStatus, status)}, wr_id {_wr_id(record)}"
     else:
         what = f"{_name(WCOpcode, record.detail & 0xFFFF)}, {_request(record)}"
-    seen = "; came before the program polled" if record.flags & Flag.SEEN else ""
+    seen = "; seen by the observer, before the program polled" if record.flags & Flag.SEEN else ""
     return f"CQ {record.object}: completion{qp}: {what}{seen}"
 
 
@@ -103,6 +104,13 @@ def _sleep(record: Record) -> str:
         channel += f", {record.number} descriptors"
     limit = "" if record.value == NO_TIMEOUT else f", at most {duration(record.value)}"
     return f"sleeps in {call}{channel}{limit}"
+
+
+def awaited(record: Record) -> str:
+    """Return what a TASK_SLEEP record says that a task awaits."""
+    method = method_name(record)
+    what = f"{method}()" if method else "a completion"
+    return what + (f" of CQ {record.object}" if record.object else "")
 
 
 def _wake(record: Record) -> str:
@@ -123,6 +131,30 @@ def _qp_created(record: Record) -> str:
 
 def _async_event(record: Record) -> str:
     return f"asynchronous event {_name(AsyncEventType, record.detail)}"
+
+
+def _fault(record: Record) -> str:
+    """Return what a fault did: csrc/check/log.h says what its number is."""
+    name = FAULTS[record.detail] if record.detail < len(FAULTS) else str(record.detail)
+    number = record.value
+    match name:
+        case "split":
+            what = f"the poll gets {many(number, 'completion')} of more"
+        case "hold":
+            what = f"the poll gets none of {many(number, 'completion')}"
+        case "eintr":
+            what = f"a signal ends {CALLS[Call(number)] if number in CALLS else 'a call'}"
+        case "late" | "destroy":
+            what = f"{number} ms"
+        case "post":
+            what = f"the list is refused after {many(number, 'request')}"
+        case "fail":
+            what = _name(WCStatus, number)
+        case "async":
+            what = _name(AsyncEventType, number)
+        case _:
+            what = _errno(number)
+    return f"fault {name}: {what}"
 
 
 _WORDS: Final[dict[int, Callable[[Record], str]]] = {
@@ -159,6 +191,8 @@ _WORDS: Final[dict[int, Callable[[Record], str]]] = {
     What.SLEEP: _sleep,
     What.WAKE: _wake,
     What.FINDING: lambda r: f"finding {r.other}",
-    What.TASK_SLEEP: lambda r: f"a task awaits {r.value:#x}",
-    What.TASK_WAKE: lambda r: f"a task that awaited {r.value:#x} wakes",
+    What.FAULT: _fault,
+    What.TASK_SLEEP: lambda r: f"a task awaits {awaited(r)}",
+    What.TASK_WAKE: lambda r: "a task wakes" + (f" that awaited CQ {r.object}" if r.object else ""),
+    What.TASK: lambda r: f"task {task_name(r)} runs",
 }

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Awaiting completions: the engine of an AsyncCQ, and its awaitables, which are what send(), wait()
- * and so on return. The files, each of which uses only those below it:
+ * and so on return. A file uses only those below it:
  *
+ *   selector.c         Selector: an event loop's selector that calls the callbacks of channels
  *   engine_type.c      Engine: the type that an AsyncCQ is built on
  *   awaitable_type.c   Awaitable: the type, in the shape of a coroutine
  *   step.c             what a task does in an awaitable: its steps from state to state; cancelling
@@ -10,6 +11,7 @@
  *   calls.c            send(), wait() and so on: their arguments, and the first step of the task
  *   engine.c           polling and arming the CQ, waking tasks, also if Ctrl-C comes; failures
  *   post.c             posting operations, and those that wait until their queue has capacity
+ *   taker.c            what takes completions in C, in the place of tasks
  *   abandoned.c        operations whose task gave up; a recv() takes over one of the same memory
  *   awaitable.c        the life of an awaitable: its owner, its lists, and what becomes of it
  *   waitlist.c         awaitables in the order of arrival, and in tables by a number; claims
@@ -105,8 +107,8 @@ typedef enum {
     CQN_DONE
 } cqn_awaitable_state;
 
-/* Who owns an awaitable, and whether the engine lists it. Only awaitable.c and abandoned.c change
- * it. */
+/* The owner of an awaitable, and whether the engine lists it. Only awaitable.c and abandoned.c
+ * change it. */
 typedef enum {
     CQN_UNLISTED,  /* the task owns it */
     CQN_PENDING,   /* the task owns it; the engine lists it, and owns its anchor */
@@ -188,9 +190,10 @@ struct cqn_awaitable {
     uint64_t wr_id, key; /* the key is the number by which a table knows it */
     uint64_t iteration;  /* in which its task went to sleep */
     int64_t event_at;    /* when the event was read that wakes it, while that is measured; or 0 */
-    double spin;
+    int64_t spin;        /* how long it may spin before its task sleeps, in ns, once; or
+                          * CQN_SPIN_AUTO */
 
-    /* Of an operation. */
+    /* For operations: */
     cqn_wr_queue *queue; /* the WR queue that a POSTED one is in */
     uint64_t position;   /* and where there; of a completion(), among those of its engine */
     struct ibv_sge *sge; /* of a receive, to know its memory again */
@@ -221,6 +224,16 @@ typedef struct {
     size_t capacity, len; /* the capacity is a power of two, or 0 */
 } cqn_table;
 
+/* What takes the completions of an engine that no awaitable claims, in C and in the place of tasks
+ * in wait(): see taker.c. */
+typedef struct {
+    /* Completions are in the stash. `resume`: the caller is the callback of the loop, where a task
+     * may be resumed. -1 with an exception. */
+    int (*take)(PyObject *taker, cqn_engine *engine, bool resume);
+    /* The device has failed. -1 with an exception. */
+    int (*failed)(PyObject *taker, PyObject *error);
+} cqn_taker_calls;
+
 /* What an AsyncCQ is built on: it routes the completions of one CQ to the tasks that await them. */
 struct cqn_engine {
     PyObject_HEAD
@@ -242,17 +255,26 @@ struct cqn_engine {
     cqn_awaitable *woken, *woken_last; /* awaitables to be woken, in that order; strong */
     cqn_qp *qps_with_capacity;         /* queue pairs that may have capacity now; strong */
 
+    PyObject *taker; /* strong; or NULL */
+    const cqn_taker_calls *taker_calls;
+    PyObject *taker_error; /* a failure that the taker is to get; or NULL */
+    bool taker_solicited;  /* it waits for solicited events only */
+
     cqn_engine *busy_prev, *busy_next; /* in the list of the channel, which holds the engine */
     bool busy, polls_later;
     bool closed;
     size_t scheduled;   /* tasks that were woken and have not gone on: nothing overtakes them */
     uint64_t iteration; /* in which it resumed a task */
     uint64_t wakeups, max_per_wake;
+    int64_t spin;           /* of its awaitables, see there */
+    PyObject *silent_loop;  /* a loop that does not tell what is ready; only to be compared */
+    uint64_t spins, spared; /* tasks that spun, and those of them that did not have to sleep */
 };
 
 /* ---- what the folders above, and the module, use of this one ---- */
 
-extern PyType_Spec cqn_wakeup_spec, cqn_engine_spec, cqn_awaitable_spec, cqn_scope_spec;
+extern PyType_Spec cqn_wakeup_spec, cqn_engine_spec, cqn_awaitable_spec, cqn_scope_spec,
+    cqn_selector_spec;
 
 /* The engine of that CQ, as a new reference; or NULL if there is none. */
 static inline cqn_engine *cqn_engine_of(const cqn_cq *cq)
@@ -261,10 +283,16 @@ static inline cqn_engine *cqn_engine_of(const cqn_cq *cq)
     return engine != NULL && cqn_try_ref_object((PyObject *)engine) ? engine : NULL;
 }
 
+/* Whether the taker is to be called. */
+static inline bool cqn_taker_has_work(const cqn_engine *self)
+{
+    return self->taker != NULL && (self->cq->stash_len > 0 || self->taker_error != NULL);
+}
+
 /* Whether something is to be done when completions were routed. */
 static inline bool cqn_engine_has_work(const cqn_engine *self)
 {
-    return self->woken != NULL || self->qps_with_capacity != NULL;
+    return self->woken != NULL || self->qps_with_capacity != NULL || cqn_taker_has_work(self);
 }
 
 /* Wakes the tasks that the routing of completions concerned. -1 with an exception. */
@@ -292,7 +320,7 @@ bool cqn_engine_poll_again(cqn_cq *cq);
 void cqn_engines_notify(cqn_qp *qp, PyObject **interrupt);
 
 /* What CQ.poll() does while the CQ has an engine: a new list. */
-PyObject *cqn_engine_poll(cqn_engine *engine, uint64_t max, double spin);
+PyObject *cqn_engine_poll(cqn_engine *engine, uint64_t max, int64_t spin);
 
 /* awaitable.c */
 

@@ -106,13 +106,14 @@ void cqn_awaitable_wake_later(cqn_awaitable *awaitable)
 
 /* ---- pending awaitables ---- */
 
-/* The channel owns a reference to each engine that has pending awaitables with a task. The event
- * loop holds the channel, so only this keeps the waiting tasks alive. Abandoned awaitables keep
- * nothing alive: an engine that is dropped is deallocated, and with it its QPs and their memory. */
-static void see_if_busy(cqn_engine *self)
+/* The channel owns a reference to each engine that has a taker or pending awaitables with a task.
+ * The event loop holds the channel, so only this keeps the waiting tasks alive. Abandoned
+ * awaitables keep nothing alive: an engine that is dropped is deallocated, and with it its QPs and
+ * their memory. */
+void cqn_engine_see_if_busy(cqn_engine *self)
 {
     cqn_channel *channel = self->channel;
-    const bool busy = self->wanted > 0;
+    const bool busy = self->wanted > 0 || self->taker != NULL;
     assert(self->wanted >= 0 && self->wanted <= self->len);
     if (self->busy == busy) {
         return;
@@ -160,7 +161,7 @@ void cqn_awaitable_link(cqn_awaitable *awaitable)
     self->last = awaitable;
     self->len++;
     self->wanted++;
-    see_if_busy(self);
+    cqn_engine_see_if_busy(self);
 }
 
 /* The list that an awaitable is in depends on its kind: a completion() is in the table of claims,
@@ -191,7 +192,7 @@ void cqn_awaitable_adopt(cqn_awaitable *awaitable)
     awaitable->owner = CQN_ABANDONED;
     Py_INCREF(awaitable);
     awaitable->engine->wanted--;
-    see_if_busy(awaitable->engine);
+    cqn_engine_see_if_busy(awaitable->engine);
 }
 
 /* The WR queue keeps the wr_id of the work request, and forgets the awaitable. */
@@ -229,7 +230,7 @@ static cqn_awaitable *unlink_all(cqn_awaitable *awaitable)
     unlist(awaitable);
     self->wanted -= !is_abandoned;
     awaitable->owner = is_abandoned ? CQN_ORPHANED : CQN_UNLISTED;
-    see_if_busy(self);
+    cqn_engine_see_if_busy(self);
     return is_abandoned ? awaitable : cqn_awaitable_ref(awaitable);
 }
 

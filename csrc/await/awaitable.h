@@ -16,7 +16,7 @@ static inline bool cqn_awaitable_may_become(const cqn_awaitable *self, cqn_await
     case CQN_POSTED:
     case CQN_WAITING:
         return next >= CQN_COMPLETE;
-    case CQN_FAILED: /* again, if the work request is lost of which the task knows that it failed */
+    case CQN_FAILED: /* again, if the work request is lost after the task learned that it failed */
         return next >= CQN_FAILED;
     default:
         return next == CQN_DONE;
@@ -70,6 +70,9 @@ static inline void cqn_awaitable_leave_scope(cqn_awaitable *self)
 PyObject *cqn_lost_error(const cqn_state *st, uint8_t lost, uint32_t qp_num);
 
 /* ---- pending awaitables ---- */
+
+/* Whether the channel is to hold the engine has changed. */
+void cqn_engine_see_if_busy(cqn_engine *self);
 
 /* The awaitable is pending from now on. While it is, the channel holds the engine. */
 void cqn_awaitable_link(cqn_awaitable *awaitable);

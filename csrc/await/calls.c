@@ -400,17 +400,22 @@ static int begin_operation(cqn_awaitable *self)
 /* ---- the first step of wait() ---- */
 
 /* Arguments are converted when the awaitable is awaited, because a conversion can run any code, and
- * its exceptions belong to the task that awaits. */
-static int parse_wait(cqn_awaitable *self)
+ * its exceptions belong to the task that awaits. A number for `spin` is how long to spin in any
+ * case, now; without one, and by "auto", the task spins before it sleeps. */
+static int parse_wait(cqn_awaitable *self, int64_t *spin_now)
 {
     PyObject *const *in = self->in;
     uint64_t max = CQN_BATCH;
+    int64_t spin = self->spin;
+    const bool is_given = in[1] != NULL && in[1] != Py_None;
     int solicited_only = in[2] == NULL ? 0 : PyObject_IsTrue(in[2]);
     if (solicited_only < 0 ||
         (in[0] != NULL && cqn_range(in[0], "max_entries", 1, INT32_MAX, &max) < 0) ||
-        (in[1] != NULL && cqn_spin(in[1], &self->spin) < 0)) {
+        (is_given && cqn_spin(in[1], &spin) < 0)) {
         return -1;
     }
+    *spin_now = is_given && spin != CQN_SPIN_AUTO ? spin : 0;
+    self->spin = *spin_now > 0 ? 0 : spin;
     self->max_entries = (uint32_t)max;
     self->solicited_only = solicited_only;
     return 0;
@@ -418,14 +423,13 @@ static int parse_wait(cqn_awaitable *self)
 
 /* A wait() joins the waitlist even if the stash has something for it: so completions are returned
  * in the order of the waits. */
-static int join_waiters(cqn_awaitable *awaitable)
+static int join_waiters(cqn_awaitable *awaitable, int64_t spin)
 {
     cqn_engine *self = awaitable->engine;
     if (self->waiters.first == NULL && self->cq->stash_len == 0) {
         awaitable->polled_at = self->cq->stats.arms + 1;
         const size_t max = awaitable->max_entries;
-        if (cqn_cq_fetch_or_spin(self->cq, max > CQN_BATCH ? max : CQN_BATCH, awaitable->spin) <
-            0) {
+        if (cqn_cq_fetch_or_spin(self->cq, max > CQN_BATCH ? max : CQN_BATCH, spin) < 0) {
             return -1;
         }
         CQN_PLACE("fetch");
@@ -443,11 +447,12 @@ static int join_waiters(cqn_awaitable *awaitable)
 
 static int begin_wait(cqn_awaitable *self)
 {
-    if (parse_wait(self) < 0) {
+    int64_t spin_now;
+    if (parse_wait(self, &spin_now) < 0) {
         return -1;
     }
     CQN_PLACE("arguments");
-    return check_can_wait(self->engine, NULL) < 0 ? -1 : join_waiters(self);
+    return check_can_wait(self->engine, NULL) < 0 ? -1 : join_waiters(self, spin_now);
 }
 
 /* ---- the first step of completion() ---- */
@@ -496,6 +501,7 @@ static int begin_completion(cqn_awaitable *self)
 
 int cqn_call_begin(cqn_awaitable *self)
 {
+    self->spin = self->engine->spin;
     return self->kind == CQN_OF_WAIT         ? begin_wait(self)
            : self->kind == CQN_OF_COMPLETION ? begin_completion(self)
                                              : begin_operation(self);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What types that are shaped like a coroutine have in common. */
+/* The common part of types that are shaped like a coroutine. */
 #ifndef CQN_AWAIT_COROUTINE_H
 #define CQN_AWAIT_COROUTINE_H
 

@@ -23,6 +23,7 @@
 #include "await/loop.h"
 #include "await/post.h"
 #include "await/awaitable.h"
+#include "await/taker.h"
 #include "await/wakeup.h"
 
 #define BATCHES 4 /* that are polled in a row: then the event loop goes on */
@@ -44,11 +45,11 @@ bool cqn_engine_notify(cqn_engine *self, PyObject *error, const PyObject *qp)
             cqn_awaitable_fail(r, error);
         }
         if (next != NULL &&
-            !cqn_awaitable_is_listed(next)) { /* the end of a scope, all of which has failed */
+            !cqn_awaitable_is_listed(next)) { /* the end of a scope that has failed as a whole */
             next = self->first;
         }
     }
-    return notified;
+    return cqn_taker_fail(self, error) || notified;
 }
 
 /* Nothing of this engine is awaited any more: poll() returns the completions that the device still
@@ -146,12 +147,12 @@ int cqn_engine_wake_listed(cqn_engine *self, bool resume)
 {
     PyObject *interrupt = NULL;
     cqn_engine_post_queued(self);
-    if (self->woken == NULL) {
+    if (self->woken == NULL && !cqn_taker_has_work(self)) {
         return 0;
     }
     Py_INCREF(self);
-    cqn_awaitable *first = resume && may_resume(self) ? cqn_engine_pop_woken(self) : NULL,
-                  *awaitable;
+    const bool resumes = resume && self->woken != NULL && may_resume(self);
+    cqn_awaitable *first = resumes ? cqn_engine_pop_woken(self) : NULL, *awaitable;
     while ((awaitable = cqn_engine_pop_woken(self)) != NULL) {
         wake_task(awaitable, false, &interrupt);
         Py_DECREF(awaitable);
@@ -162,6 +163,7 @@ int cqn_engine_wake_listed(cqn_engine *self, bool resume)
         wake_task(first, interrupt == NULL, &interrupt);
         Py_DECREF(first);
     }
+    cqn_taker_run(self, resume && first == NULL && interrupt == NULL, &interrupt);
     Py_DECREF(self);
     return interrupt == NULL ? 0 : cqn_raise_interrupt(interrupt);
 }
@@ -208,7 +210,8 @@ static bool only_solicited(const cqn_engine *self)
 {
     /* On some devices a flushed completion raises no solicited event, and every waiting task must
      * get it. */
-    return self->len == self->solicited_waiters && self->cq->flushing == 0;
+    return self->len == self->solicited_waiters && (self->taker == NULL || self->taker_solicited) &&
+           self->cq->flushing == 0;
 }
 
 /* Whether the CQ need not be armed: no task is about to sleep, or a task in wait() will be woken,
@@ -217,8 +220,9 @@ static bool only_solicited(const cqn_engine *self)
 static bool has_no_sleeper(const cqn_engine *self)
 {
     const cqn_object *cq = &self->cq->base;
-    return self->len == 0 || (self->waiters.first != NULL && self->cq->stash_len > 0) ||
-           cq->handle == NULL || cqn_forked(cq);
+    return !cqn_engine_is_awaited(self) ||
+           (self->waiters.first != NULL && self->cq->stash_len > 0) || cq->handle == NULL ||
+           cqn_forked(cq);
 }
 
 /* Polls once, unless the caller has just done so, and arms the CQ if the device has no more.
@@ -270,10 +274,26 @@ void cqn_engine_prepare(cqn_engine *self, bool polled)
  * tasks that got something. Leaves no exception set. */
 void cqn_engine_update(cqn_engine *self)
 {
-    if (!self->closed && self->len > 0) {
+    if (!self->closed && cqn_engine_is_awaited(self)) {
         cqn_engine_prepare(self, false);
     }
     cqn_engine_wake_in_loop_or_defer(self);
+}
+
+int cqn_engine_look(cqn_engine *self)
+{
+    cqn_object *deferred = NULL;
+    bool more;
+    if (self->closed || self->error != NULL || !cqn_is_open(&self->cq->base)) {
+        return 0;
+    }
+    const int got = cqn_cq_poll_once(self->cq, CQN_BATCH, &more, &deferred);
+    cqn_decref_deferred(deferred);
+    CQN_PLACE("fetch");
+    if (got < 0) {
+        cqn_engine_fail_with_exception(self);
+    }
+    return PyErr_Occurred() ? -1 : cqn_engine_wake_listed(self, false);
 }
 
 /* ---- events ---- */
@@ -341,7 +361,7 @@ static void qp_changed(cqn_cq *cq, cqn_qp *qp, PyObject **interrupt)
     else {
         cqn_engine_note_capacity(self, qp); /* queued operations fail */
     }
-    if (self->len > 0) {
+    if (cqn_engine_is_awaited(self)) {
         cqn_engine_prepare(self, false);
     }
     if (PyErr_Occurred() || cqn_engine_wake_in_loop(self) < 0) {
@@ -363,25 +383,30 @@ void cqn_engines_notify(cqn_qp *qp, PyObject **interrupt)
 
 /* ---- poll() ---- */
 
-/* While tasks are in wait(), they get all completions that no other task claims, and poll() returns
- * an empty list. */
-PyObject *cqn_engine_poll(cqn_engine *self, uint64_t max, double spin)
+/* Whether tasks in wait(), or the taker, get all completions that no other task claims. Then poll()
+ * returns an empty list. */
+static bool others_get_all(const cqn_engine *self)
+{
+    return self->waiters.first != NULL || self->taker != NULL;
+}
+
+PyObject *cqn_engine_poll(cqn_engine *self, uint64_t max, int64_t spin)
 {
     cqn_cq *cq = self->cq;
     PyObject *list = NULL;
     Py_INCREF(self);
-    const int rc = self->len > 0 ? cqn_engine_do(self, "_leave_closed_loop", NULL) : 0;
+    const int rc =
+        cqn_engine_is_awaited(self) ? cqn_engine_do(self, "_leave_closed_loop", NULL) : 0;
     CQN_PLACE("poll");
     if (rc < 0 || (self->error != NULL && cq->stash_len == 0 && cqn_engine_check(self) < 0)) {
         Py_DECREF(self);
         return NULL;
     }
     const size_t want = max > CQN_BATCH ? (size_t)max : CQN_BATCH;
-    const bool ready = self->waiters.first == NULL && cq->stash_len > 0;
-    if (ready || cqn_cq_fetch_or_spin(cq, want, self->waiters.first != NULL ? 0 : spin) == 0) {
+    const bool ready = !others_get_all(self) && cq->stash_len > 0;
+    if (ready || cqn_cq_fetch_or_spin(cq, want, others_get_all(self) ? 0 : spin) == 0) {
         wake_first(self);
-        list =
-            self->waiters.first != NULL && !self->closed ? PyList_New(0) : cqn_cq_pop_wcs(cq, max);
+        list = others_get_all(self) && !self->closed ? PyList_New(0) : cqn_cq_pop_wcs(cq, max);
     }
     PyObject *pending = list == NULL ? cqn_take_exception() : NULL;
     cqn_engine_wake_in_loop_or_defer(self);

@@ -21,12 +21,26 @@ void cqn_engine_prepare(cqn_engine *self, bool polled);
  * wakes tasks. Sets no exception. */
 void cqn_engine_update(cqn_engine *self);
 
+/* Polls once, without an event, and wakes the tasks for which something came. For the thread of
+ * the loop. -1 with an exception. */
+int cqn_engine_look(cqn_engine *self);
+
 /* ---- waking ---- */
 
 /* Wakes the tasks of all awaitables that are to be woken: they go on soon; with `resume`, which
  * only the callback of the event loop may give, the first goes on at once. -1 with the exception of
  * a signal handler. */
 int cqn_engine_wake_listed(cqn_engine *self, bool resume);
+
+/* Counts a wake-up of a task, or of the taker, that gets so many completions. */
+static inline void cqn_engine_count_wakeup(cqn_engine *self, size_t completions)
+{
+    self->wakeups++;
+    self->cq->stats.task_wakeups++;
+    if (self->max_per_wake < completions) {
+        self->max_per_wake = completions;
+    }
+}
 
 /* ---- failures ---- */
 

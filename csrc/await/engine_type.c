@@ -11,6 +11,7 @@
 #include "await/post.h"
 #include "await/awaitable.h"
 #include "await/step.h"
+#include "await/taker.h"
 #include "await/waitlist.h"
 
 /* ---- polling, waking ---- */
@@ -32,7 +33,7 @@ static PyObject *engine_poll(PyObject *op, PyObject *const *args, Py_ssize_t nar
     cqn_engine *self = (cqn_engine *)op;
     PyObject *in[2] = {NULL, NULL};
     uint64_t max = CQN_BATCH;
-    double spin = 0;
+    int64_t spin = 0;
     if (cqn_engine_check_made(self) < 0 ||
         cqn_args("poll", names, 1, 0, args, nargs, kwnames, in) < 0 ||
         (in[0] != NULL && cqn_range(in[0], "max_entries", 1, INT32_MAX, &max) < 0) ||
@@ -124,6 +125,7 @@ static PyObject *engine_shut(PyObject *op, PyObject *error)
         Py_RETURN_FALSE;
     }
     leave_cq(self);
+    cqn_taker_drop(self);
     cqn_engine_notify(self, error, NULL);
     cqn_engine_drop_all(self);
     CQN_CHECK_ENGINE(self);
@@ -137,6 +139,7 @@ static PyObject *engine_forget_tasks(PyObject *op, PyObject *Py_UNUSED(unused))
     CQN_LOCKED;
     cqn_engine *self = (cqn_engine *)op;
     self->polls_later = false;
+    cqn_taker_drop(self);
     cqn_awaitable *r = self->first;
     while (r != NULL) {
         if (r->owner != CQN_PENDING || cqn_awaitable_ref(r) == NULL) {
@@ -186,14 +189,16 @@ static int check_cq(cqn_state *st, PyObject *value)
 static int engine_init(PyObject *op, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
-    static char *names[] = {"cq", NULL};
+    static char *names[] = {"cq", "spin", NULL};
     CQN_COPY copy = NULL;
     cqn_engine *self = (cqn_engine *)op;
     cqn_state *st = cqn_state_of(Py_TYPE(op));
-    PyObject *cq;
+    PyObject *cq, *spin = NULL;
+    int64_t spin_ns = 0;
     if (cqn_freeze_keywords(&kwargs, &copy) < 0 ||
-        !PyArg_ParseTupleAndKeywords(args, kwargs, "O:AsyncCQ", names, &cq) ||
-        get_asyncio(st) < 0 || check_cq(st, cq) < 0) {
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "O|$O:AsyncCQ", names, &cq, &spin) ||
+        (spin != NULL && cqn_spin(spin, &spin_ns) < 0) || get_asyncio(st) < 0 ||
+        check_cq(st, cq) < 0) {
         return -1;
     }
     if (self->cq != NULL || self->closed) {
@@ -202,6 +207,7 @@ static int engine_init(PyObject *op, PyObject *args, PyObject *kwargs)
     }
     cqn_enable_try_ref(op);
     self->state = st;
+    self->spin = spin_ns;
     self->cq = (cqn_cq *)Py_NewRef(cq);
     self->channel = (cqn_channel *)Py_NewRef((PyObject *)self->cq->channel);
     cqn_cq_ack_dispatched(self->cq);
@@ -217,6 +223,8 @@ static int engine_traverse(PyObject *op, visitproc visit, void *arg)
     Py_VISIT(self->channel);
     Py_VISIT(self->error);
     Py_VISIT(self->reports);
+    Py_VISIT(self->taker);
+    Py_VISIT(self->taker_error);
     for (cqn_awaitable *r = self->first; r != NULL; r = r->next) {
         if (r->owner == CQN_ABANDONED) {
             Py_VISIT(r);
@@ -255,6 +263,7 @@ static int engine_clear(PyObject *op)
     CQN_LOCKED;
     cqn_engine *self = (cqn_engine *)op;
     leave_cq(self);
+    cqn_taker_drop(self);
     cqn_engine_drop_all(self);
     drop_woken(self);
     cqn_engine_forget_capacity(self);
@@ -306,8 +315,17 @@ static PyObject *engine_get_woken(PyObject *op, void *Py_UNUSED(unused))
 {
     CQN_LOCKED;
     const cqn_engine *self = (cqn_engine *)op;
-    return Py_BuildValue("(KK)", (unsigned long long)self->wakeups,
-                         (unsigned long long)self->max_per_wake);
+    return Py_BuildValue("(KKKK)", (unsigned long long)self->wakeups,
+                         (unsigned long long)self->max_per_wake, (unsigned long long)self->spins,
+                         (unsigned long long)self->spared);
+}
+
+static PyObject *engine_get_spin(PyObject *op, void *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    const cqn_engine *self = (cqn_engine *)op;
+    return self->spin == CQN_SPIN_AUTO ? PyUnicode_FromString("auto")
+                                       : PyFloat_FromDouble((double)self->spin / 1e9);
 }
 
 /* Making the list can run the garbage collector, see cqn_open_objects(). */
@@ -333,17 +351,19 @@ static PyMethodDef engine_methods[] = {
     {"poll", (PyCFunction)(void (*)(void))engine_poll, METH_FASTCALL | METH_KEYWORDS,
      "poll($self, /, max_entries=16, *, spin=0.0)\n--\n\n"
      "The completions that are there, without waiting; those that tasks wait for go to them, and "
-     "while one is in wait() all others do.\n\n"
+     "while one is in wait() all others do. `spin` is that of CQ.poll().\n\n"
      "After close() it returns what had been taken from the CQ and not been handed out by then, "
      "and raises ClosedError when nothing is left. It may be called from other threads, as "
      "CQ.poll(), which comes here. Wraps ibv_poll_cq(3)."},
     {"wait", (PyCFunction)(void (*)(void))cqn_engine_wait, METH_FASTCALL | METH_KEYWORDS,
-     "wait($self, /, max_entries=16, *, spin=0.0, solicited_only=False)\n--\n\n"
+     "wait($self, /, max_entries=16, *, spin=None, solicited_only=False)\n--\n\n"
      "Await the next completions, at least one and at most `max_entries`.\n\n"
      "Those that a task awaits by completion(), send() and so on are not among them. Completions "
      "that are there already are returned at once. Otherwise it polls for up to `spin` seconds "
      "without the GIL (the loop stands still meanwhile), and then sleeps until the CQ raises an "
-     "event. With `solicited_only` only a solicited completion wakes it, together with all that "
+     "event. With spin=\"auto\", or without, as the AsyncCQ's `spin` says, it polls only while "
+     "nothing else is ready in the loop. With `solicited_only` only a solicited completion wakes "
+     "it, together with all that "
      "came before; some devices (rxe among them) count a failed one as unsolicited, so such a "
      "waiter can sleep through the death of its QP, unless the program itself moved it to ERR. It "
      "is woken by others, too, while some other task waits for any completion.\n\n"
@@ -359,8 +379,8 @@ static PyMethodDef engine_methods[] = {
      "completion($self, /, wr_id, *, qp=None)\n--\n\n"
      "Await the completion of this work request, whatever its status; leave all others.\n\n"
      "For work requests that were posted with QP.post_send() and post_recv(). With `qp` only those "
-     "of that QP count. It may be there already, and goes before wait(). Of several tasks that "
-     "await the same the first one gets it.\n\n"
+     "of that QP count. It may be there already, and goes before wait(). If several tasks "
+     "await the same one, the first of them gets it.\n\n"
      "Errors and cancellation are as for wait(), and with `qp` it is ClosedError, too, when that "
      "QP is closed or reset. Wraps the same verbs."},
     {"send", (PyCFunction)(void (*)(void))cqn_engine_sends, METH_FASTCALL | METH_KEYWORDS,
@@ -442,15 +462,19 @@ static PyGetSetDef engine_getset[] = {
     {"_channel", cqn_get_object, NULL, "Of its CQ.", (void *)offsetof(cqn_engine, channel)},
     {"_error", cqn_get_object, NULL, "What every wait raises, or None.",
      (void *)offsetof(cqn_engine, error)},
-    {"_reports", cqn_get_object, cqn_set_object, "The failures of which nobody was told, or None.",
-     (void *)offsetof(cqn_engine, reports)},
+    {"_reports", cqn_get_object, cqn_set_object,
+     "The failures that were not reported yet, or None.", (void *)offsetof(cqn_engine, reports)},
     {"_woken", engine_get_woken, NULL,
-     "How many tasks slept and got completions, and the most that one of them got.", NULL},
+     "How many tasks slept and got completions, the most that one of them got, how many spun, and "
+     "how many of these did not have to sleep.",
+     NULL},
+    {"spin", engine_get_spin, NULL, "How long a task polls before it sleeps: seconds, or \"auto\".",
+     NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyType_Slot engine_slots[] = {
-    {Py_tp_doc, "Engine(cq)\n--\n\nWhat an AsyncCQ is built on."},
+    {Py_tp_doc, "Engine(cq, *, spin=0.0)\n--\n\nWhat an AsyncCQ is built on."},
     {Py_tp_new, PyType_GenericNew},
     {Py_tp_init, engine_init},
     {Py_tp_traverse, engine_traverse},

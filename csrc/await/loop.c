@@ -15,25 +15,17 @@
 
 #include "await/loop.h"
 
-#define STREAK 64 /* completions in one iteration of the loop for which no task slept */
+#define STREAK 64             /* completions in one iteration of the loop for which no task slept */
+#define SPINS INT64_C(200000) /* ns that tasks spin in one iteration of the loop */
+
+/* The iterations of its loops, and what was used of the budget in the current one. */
+static _Thread_local struct {
+    uint64_t iteration; /* 0 is before all of them */
+    size_t streak;
+    int64_t spun; /* ns */
+} this_thread = {.iteration = 1};
 
 /* ---- asking the AsyncCQ ---- */
-
-/* Calls a method of the AsyncCQ, without the lock of lock.h: the method is Python code. */
-PyObject *cqn_engine_call(cqn_engine *self, const char *method, PyObject *argument)
-{
-    PyObject *result;
-    CQN_UNLOCKED(
-        result = PyObject_CallMethod((PyObject *)self, method, argument ? "O" : NULL, argument));
-    return result;
-}
-
-int cqn_engine_do(cqn_engine *self, const char *method, PyObject *argument)
-{
-    PyObject *result = cqn_engine_call(self, method, argument);
-    Py_XDECREF(result);
-    return result == NULL ? -1 : 0;
-}
 
 /* A subclass can have an __init__() that does not call the one of AsyncCQ. */
 int cqn_engine_check_made(const cqn_engine *self)
@@ -208,6 +200,7 @@ PyObject *cqn_channel_set_loop(PyObject *op, PyObject *args)
     if (cqn_loop_parts(self->base.state, loop, &raw, &done) < 0) {
         return NULL;
     }
+    this_thread.spun = 0; /* mostly the loop is a new one */
     Py_XSETREF(self->raw_loop, raw);
     Py_XSETREF(self->done, done);
     Py_XSETREF(self->on_fail, Py_NewRef(on_fail));
@@ -228,12 +221,26 @@ int cqn_loop_attach(cqn_engine *self)
     return rc;
 }
 
-/* ---- iterations, and the budget ---- */
+cqn_readiness cqn_loop_readiness(cqn_engine *self)
+{
+    PyObject *loop = self->channel->raw_loop, *ready;
+    Py_ssize_t n = 0;
+    if (loop == NULL || loop == self->silent_loop) {
+        return CQN_READY_UNKNOWN;
+    }
+    Py_INCREF(loop);
+    CQN_UNLOCKED((ready = PyObject_GetAttrString(loop, "_ready"),
+                  n = ready == NULL ? -1 : PyObject_Size(ready)));
+    if (n < 0) {
+        PyErr_Clear();
+        self->silent_loop = loop;
+    }
+    Py_XDECREF(ready);
+    Py_DECREF(loop);
+    return n < 0 ? CQN_READY_UNKNOWN : n == 0 ? CQN_NOTHING_READY : CQN_SOMETHING_READY;
+}
 
-static _Thread_local struct {
-    uint64_t iteration; /* 0 is before all of them */
-    size_t streak;
-} this_thread = {.iteration = 1};
+/* ---- iterations, and the budget ---- */
 
 uint64_t cqn_iteration_now(void)
 {
@@ -246,6 +253,7 @@ void cqn_iteration_passed(uint64_t since)
     if (this_thread.iteration == since) {
         this_thread.iteration++;
         this_thread.streak = 0;
+        this_thread.spun = 0;
     }
 }
 
@@ -257,6 +265,17 @@ void cqn_budget_use(size_t n)
 bool cqn_budget_is_spent(void)
 {
     return this_thread.streak >= STREAK;
+}
+
+/* The last one may spin for as long as its program wants. */
+bool cqn_budget_allows_spin(void)
+{
+    return this_thread.spun < SPINS;
+}
+
+void cqn_budget_use_spin(int64_t ns)
+{
+    this_thread.spun += ns;
 }
 
 /* The event loop dispatches a channel once in an iteration. */

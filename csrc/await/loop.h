@@ -8,11 +8,17 @@
 
 /* ---- the AsyncCQ ---- */
 
-/* Calls a method of the AsyncCQ. `argument` may be NULL. */
-PyObject *cqn_engine_call(cqn_engine *self, const char *method, PyObject *argument);
+/* Calls a method of the AsyncCQ: see cqn_call_method(). */
+static inline PyObject *cqn_engine_call(cqn_engine *self, const char *method, PyObject *argument)
+{
+    return cqn_call_method((PyObject *)self, method, argument);
+}
 
-/* The same without the result: 0, or -1 with an exception. */
-int cqn_engine_do(cqn_engine *self, const char *method, PyObject *argument);
+/* The same without the result: see cqn_do_method(). */
+static inline int cqn_engine_do(cqn_engine *self, const char *method, PyObject *argument)
+{
+    return cqn_do_method((PyObject *)self, method, argument);
+}
 
 /* -1 with RuntimeError if a subclass did not call __init__(). */
 int cqn_engine_check_made(const cqn_engine *self);
@@ -56,6 +62,11 @@ int cqn_loop_runs_here(const cqn_state *st, PyObject *loop, PyObject *raw_loop);
  * exception. */
 int cqn_loop_attach(cqn_engine *self);
 
+/* Whether something besides the running task is ready in the loop: asyncio has a list of that,
+ * other libraries do not tell. Can run any code. */
+typedef enum { CQN_NOTHING_READY, CQN_SOMETHING_READY, CQN_READY_UNKNOWN } cqn_readiness;
+cqn_readiness cqn_loop_readiness(cqn_engine *self);
+
 /* ---- iterations ---- */
 
 /* The iteration of this thread's loops, as far as the core knows. */
@@ -71,5 +82,9 @@ void cqn_budget_use(size_t n);
 
 /* Whether the budget is used up. */
 bool cqn_budget_is_spent(void);
+
+/* Whether a task may still spin in this iteration; and that one has, for so many ns. */
+bool cqn_budget_allows_spin(void);
+void cqn_budget_use_spin(int64_t ns);
 
 #endif

@@ -17,6 +17,7 @@
 #include "await/coroutine.h"
 #include "await/engine.h"
 #include "await/loop.h"
+#include "await/post.h"
 #include "await/awaitable.h"
 #include "await/scope.h"
 #include "await/wakeup.h"
@@ -97,15 +98,6 @@ static void raise_own_failure(cqn_awaitable *self)
     }
 }
 
-static void count_woken(cqn_engine *engine, size_t completions)
-{
-    engine->wakeups++;
-    engine->cq->stats.task_wakeups++;
-    if (engine->max_per_wake < completions) {
-        engine->max_per_wake = completions;
-    }
-}
-
 /* If the stash has a whole batch, the device may have more. */
 static int poll_for_more(cqn_cq *cq, size_t want)
 {
@@ -128,7 +120,7 @@ static PyObject *take_completions(cqn_awaitable *self)
         cqn_awaitable_drop(self);
     }
     if (self->pause == CQN_SLEPT) {
-        count_woken(engine, n);
+        cqn_engine_count_wakeup(engine, n);
     }
     else {
         cqn_budget_use(n);
@@ -163,7 +155,7 @@ static PyObject *deliver_completion(cqn_awaitable *self)
         return NULL;
     }
     if (self->pause == CQN_SLEPT) {
-        count_woken(engine, 1);
+        cqn_engine_count_wakeup(engine, 1);
     }
     else {
         cqn_budget_use(1);
@@ -172,8 +164,8 @@ static PyObject *deliver_completion(cqn_awaitable *self)
     return wc;
 }
 
-/* Whether the task can go on. Of the tasks in wait() only the first one can, if the stash has
- * something. */
+/* Whether the task can go on. If the stash has something, only the first of the tasks in wait()
+ * can. */
 static bool is_ready(const cqn_awaitable *self)
 {
     return self->state == CQN_COMPLETE || self->state == CQN_FAILED ||
@@ -203,6 +195,20 @@ static PySendResult deliver_result(cqn_awaitable *self, PyObject **result)
 
 /* ---- sleeping ---- */
 
+/* Tells the observer which task is about to sleep. -1 with an exception. */
+CQN_RARE static int observe_task(const cqn_awaitable *self)
+{
+    PyObject *found = cqn_engine_call(self->engine, "_running_task", NULL);
+    Py_ssize_t id;
+    const char *name;
+    const int ok = found != NULL && PyArg_ParseTuple(found, "ny", &id, &name);
+    if (ok) {
+        cqn_observe(CQN_TASK_RUNS, (const void *)id, NULL, name);
+    }
+    Py_XDECREF(found);
+    return ok ? 0 : -1;
+}
+
 /* A task of asyncio sleeps on a Wakeup of the core, a task of another library on what its event
  * loop makes (aio/_trio.py). */
 static int make_wakeup(cqn_awaitable *self)
@@ -226,7 +232,10 @@ static int make_wakeup(cqn_awaitable *self)
     }
     Py_XSETREF(self->wakeup, wakeup);
     CQN_PLACE("wakeup");
-    return wakeup == NULL ? -1 : 0;
+    if (wakeup == NULL) {
+        return -1;
+    }
+    return cqn_observe == NULL ? 0 : observe_task(self);
 }
 
 /* Passes a step of the task on to its wakeup, if its library is not asyncio. PYGEN_RETURN: the
@@ -263,6 +272,9 @@ static PySendResult fall_asleep(cqn_awaitable *self, PyObject **result)
     self->iteration = cqn_iteration_now();
     self->event_at = 0;
     CQN_TRACE_N(sleep, self->engine->cq, (intptr_t)self);
+    if (cqn_observe != NULL) {
+        cqn_observe(CQN_TASK_SLEEPS, self, self->engine->cq->base.handle, self->name);
+    }
     self->anchor = Py_NewRef(self->wakeup);
     if (Py_IS_TYPE(self->wakeup, self->engine->state->Wakeup)) {
         cqn_wakeup_yield(self->wakeup);
@@ -314,6 +326,67 @@ static PySendResult sleep_unless_ready(cqn_awaitable *self, PyObject **result)
     return r;
 }
 
+/* ---- spinning ---- */
+
+/* Polls without the GIL for so many ns: stores how many it were, and whether the task can go on. -1
+ * with an exception. */
+static int spin_for(cqn_awaitable *self, int64_t ns, int64_t *took, bool *found)
+{
+    cqn_engine *engine = self->engine;
+    cqn_object *deferred = NULL;
+    const int64_t began = cqn_now_ns();
+    const int rc = cqn_cq_spin(engine->cq, CQN_BATCH, ns, true, &deferred);
+    *took = cqn_now_ns() - began;
+    *found = rc == 0 && is_ready(self);
+    engine->spins++;
+    engine->spared += *found;
+    cqn_budget_use_spin(*took);
+    cqn_decref_deferred(deferred);
+    CQN_PLACE("fetch");
+    cqn_engine_post_queued(engine);
+    return rc;
+}
+
+/* For how many ns the awaitable is to spin; 0: not at all, -1 with an exception. */
+static int64_t spin_limit(const cqn_awaitable *self, int64_t spin, cqn_spin_kind kind)
+{
+    return spin == CQN_SPIN_AUTO ? cqn_cq_spin_begin(self->engine->cq, kind) : spin;
+}
+
+/* Before its task sleeps an awaitable spins, once, if it was asked for. The event loop stands still
+ * meanwhile: so it does that only where nothing else is ready, and all tasks together spin for a
+ * limited time in an iteration. After that they sleep; but where nothing else is known to be ready,
+ * one yields to the loop, and spins in the next iteration. Any completion ends the spin. -1 with an
+ * exception. */
+static int spin_before_sleep(cqn_awaitable *self)
+{
+    cqn_engine *engine = self->engine;
+    const cqn_spin_kind kind = self->kind == CQN_OF_SEND ? CQN_SPIN_FOR_OWN : CQN_SPIN_FOR_PEER;
+    const int64_t spin = self->spin;
+    self->spin = 0;
+    const cqn_readiness others = cqn_loop_readiness(engine);
+    if (others == CQN_SOMETHING_READY || engine->closed || engine->error != NULL ||
+        is_ready(self) || !cqn_is_open(&engine->cq->base)) {
+        return 0;
+    }
+    const int64_t limit = spin_limit(self, spin, kind);
+    if (limit <= 0) {
+        return limit < 0 ? -1 : 0;
+    }
+    if (!cqn_budget_allows_spin()) {
+        self->spin = others == CQN_NOTHING_READY ? spin : 0;
+        self->iterations = others == CQN_NOTHING_READY;
+        return 0;
+    }
+    int64_t took;
+    bool found;
+    const int rc = spin_for(self, limit, &took, &found);
+    if (rc == 0 && spin == CQN_SPIN_AUTO && (found || took >= limit)) {
+        cqn_cq_spin_end(engine->cq, kind, limit, found, took); /* else it was not its completion */
+    }
+    return rc;
+}
+
 /* ---- the steps of its task ---- */
 
 /* The first step of the task; until then nothing was converted, checked or posted. */
@@ -339,6 +412,9 @@ static PySendResult run(cqn_awaitable *self, PyObject **result)
                  self->owner == CQN_UNLISTED) {
             cqn_scope_end_join(self);
             r = PYGEN_RETURN;
+        }
+        else if (!is_ready(self) && self->spin != 0) {
+            r = spin_before_sleep(self) < 0 ? PYGEN_ERROR : PYGEN_RETURN;
         }
         else if (!is_ready(self)) {
             r = sleep_unless_ready(self, result);
@@ -380,6 +456,9 @@ static void woke_up(cqn_awaitable *self)
 {
     cqn_cq *cq = self->engine->cq;
     CQN_TRACE_N(wake, cq, (intptr_t)self);
+    if (cqn_observe != NULL) {
+        cqn_observe(CQN_TASK_WAKES, self, cq->base.handle, NULL);
+    }
     if (self->event_at != 0) {
         cqn_histogram_add(&cq->histograms[CQN_TASK_LATENCY],
                           (uint64_t)(cqn_now_ns() - self->event_at));

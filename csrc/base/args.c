@@ -3,8 +3,7 @@
  * Arguments: their names, and conversions that name the argument, the value and the limit when they
  * refuse.
  *
- * CPython's own parser (PyArg_ParseTupleAndKeywords) serves the constructors of which a program
- * makes few.
+ * Constructors that a program calls rarely use CPython's own parser (PyArg_ParseTupleAndKeywords).
  */
 
 #include "base/args.h"
@@ -244,13 +243,21 @@ int cqn_gid(PyObject *value, const char *name, union ibv_gid *out)
     return ok ? 0 : -1;
 }
 
-/* How long to poll instead of sleeping, in seconds. */
-int cqn_spin(PyObject *value, double *out)
+/* How long to poll instead of sleeping. */
+int cqn_spin(PyObject *value, int64_t *out_ns)
 {
+    if (PyUnicode_Check(value)) {
+        if (PyUnicode_CompareWithASCIIString(value, "auto") == 0) {
+            *out_ns = CQN_SPIN_AUTO;
+            return 0;
+        }
+        PyErr_Format(PyExc_ValueError, "spin must be a number of seconds or 'auto', not %R", value);
+        return -1;
+    }
     double seconds = PyFloat_AsDouble(value);
     if (seconds == -1.0 && PyErr_Occurred()) {
         if (PyErr_ExceptionMatches(PyExc_TypeError)) {
-            PyErr_Format(PyExc_TypeError, "spin must be a number of seconds, not %s",
+            PyErr_Format(PyExc_TypeError, "spin must be a number of seconds or 'auto', not %s",
                          Py_TYPE(value)->tp_name);
         }
         if (!PyErr_ExceptionMatches(PyExc_OverflowError)) {
@@ -269,7 +276,7 @@ int cqn_spin(PyObject *value, double *out)
         }
         return -1;
     }
-    *out = seconds;
+    *out_ns = (int64_t)ceil(seconds * 1e9);
     return 0;
 }
 

@@ -14,7 +14,7 @@ static inline uint64_t cqn_unsigned(PyObject *number)
 }
 
 /* Sorts the arguments of a METH_FASTCALL | METH_KEYWORDS call into `out`, by their names;
- * borrowed. What was not given stays as it was, NULL. -1 with TypeError. */
+ * borrowed. The others stay as they were, NULL. -1 with TypeError. */
 int cqn_sort_args(const char *function, const char *const *names, int positional, int required,
                   PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, PyObject **out);
 /* The same; most calls have no arguments. */
@@ -61,7 +61,9 @@ int cqn_gid(PyObject *value, const char *name, union ibv_gid *out);
 /* A timeout in seconds as nanoseconds, rounded up; -1 for None, which waits for ever. */
 int cqn_timeout(PyObject *value, int64_t *out_ns);
 
-/* Seconds to poll before sleeping, from 0 to 60. */
-int cqn_spin(PyObject *value, double *out);
+/* How long to poll before sleeping: seconds, from 0 to 60, as nanoseconds, rounded up; or "auto".
+ */
+#define CQN_SPIN_AUTO (-1)
+int cqn_spin(PyObject *value, int64_t *out_ns);
 
 #endif

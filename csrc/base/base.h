@@ -15,6 +15,7 @@
  *   lock.c             the lock that takes the GIL's place on a free-threaded Python
  *   state.c            the state of the module
  *   library.c          libibverbs: loading it, and its functions by the names of its header
+ *   observer.c         the observer of `cqnotify trace`, if it is there
  *   errors.c           from the errno of a verb to an exception
  *   args.c             from the arguments of a call to values
  *   struct_fields.c    structs of the verbs as dicts and tuples
@@ -33,6 +34,7 @@
 #include "base/freelist.h"
 #include "base/library.h"
 #include "base/object.h"
+#include "base/observer.h"
 #include "base/pollable_flag.h"
 #include "base/state.h"
 #include "base/struct_fields.h"

@@ -4,7 +4,7 @@
  *
  * close() in the order of its steps:
  *   1. in a forked child, forget the handle and touch nothing;
- *   2. while open objects use this one: BusyError, or close them first, but for those that pin it,
+ *   2. while open objects use this one: BusyError, or close them first, except those that pin it,
  *      which it does not know;
  *   3. while another thread is inside a call on it, or is just destroying one
  *      of its users: wait (every such call is bounded, nothing sleeps in one),
@@ -159,8 +159,8 @@ static void run_close_callbacks(cqn_object *self, PyObject **interrupt)
     Py_XDECREF(callbacks);
 }
 
-/* Unlists a closed object. What it used is released last: that can be the last reference to the
- * context. */
+/* Unlists a closed object. The references that it held are released last, since one can be the last
+ * to the context. */
 static void retire_object(cqn_object *self, PyObject **interrupt)
 {
     cqn_object *used[CQN_MAX_USES];
@@ -183,7 +183,7 @@ static void retire_object(cqn_object *self, PyObject **interrupt)
 }
 
 /* The handle leaves the object before the GIL is released, so that no other thread can destroy it
- * as well. What the object uses is entered, and can't be closed meanwhile. */
+ * as well. The objects that it uses are entered, and can't be closed meanwhile. */
 static int destroy_handle(cqn_object *self, PyObject **interrupt)
 {
     void *handle = self->handle;

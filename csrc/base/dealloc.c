@@ -50,9 +50,9 @@ static void warn_unclosed(cqn_object *self)
     }
 }
 
-/* Still open when the last reference goes: close, and never raise. What uses it is unreachable as
- * well, and closed with it. Only an unclosed context is a mistake, and warned of: what was made on
- * one is closed with it. */
+/* Still open when the last reference goes: close, and never raise. Its users are unreachable as
+ * well, and are closed with it. Only an unclosed context is a mistake, and warned of: all that was
+ * made on one is closed with it. */
 void cqn_finalize(PyObject *op)
 {
     CQN_LOCKED;
@@ -66,8 +66,8 @@ void cqn_finalize(PyObject *op)
         CQN_UNLOCKED(warn_unclosed(self));
     }
     if (cqn_close(self, true) < 0) {
-        /* What is closed after it can still need it, or what uses it: the window of a bind in
-         * flight, or the table of a WQ. Then close_at_last() succeeds. */
+        /* Something that is closed later can still need it: the window of a bind in flight, or the
+         * table of a WQ. Then close_at_last() succeeds. */
         if (self->pins > 0 || PyErr_ExceptionMatches(self->state->BusyError)) {
             PyErr_Clear();
         }

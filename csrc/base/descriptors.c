@@ -15,8 +15,8 @@ int cqn_set_nonblocking(int fd)
 
 const char cqn_dup_doc[] =
     "_dup($self, /)\n--\n\n"
-    "A duplicate of fileno(), the caller's to close. What fileno() returns can be another file's "
-    "number by now, if another thread closed this.";
+    "A duplicate of fileno(), the caller's to close. The number that fileno() returns can be "
+    "another file's by now, if another thread closed this.";
 
 PyObject *cqn_dup(int fd)
 {

@@ -12,8 +12,8 @@ int cqn_set_nonblocking(int fd);
 PyObject *cqn_dup(int fd);
 extern const char cqn_dup_doc[];
 
-/* What looking for devices takes: a socket of netlink, two folders and a file are open at the same
- * time. */
+/* The descriptors that list_devices() opens at the same time: a socket of netlink, two folders and
+ * a file. */
 #define CQN_DESCRIPTORS 4
 #define CQN_NEEDS_DESCRIPTORS "looking for devices takes 4 free descriptors"
 

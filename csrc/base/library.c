@@ -3,8 +3,8 @@
  * libibverbs: finding it, and its functions under the names that <infiniband/verbs.h> declares.
  *
  * The core is not linked with it. Instead each function is defined here, hidden, and calls the
- * library's: so calls look as in any program, also those in the header's inline functions. What
- * they cost is one jump, as through the table of the linker.
+ * library's: so calls look as in any program, also those in the header's inline functions. A
+ * call costs one jump, as through the table of the linker.
  *
  * A function is looked up as the linker would: first in what the program has preloaded or is itself
  * linked with, then in the library, in both in the default version, as dlsym(3) does.
@@ -20,6 +20,7 @@
 #include <stdbool.h>
 #include "base/descriptors.h"
 #include "base/library.h"
+#include "base/observer.h"
 
 /* In the header these are macros around the functions, and two have a third name between. */
 #undef ibv_get_device_list
@@ -296,6 +297,7 @@ CQN_RARE static int load_library(char why[CQN_WHY])
         return ENOMEM;
     }
     find_release();
+    cqn_find_observer();
     is_loaded = true;
     return 0;
 }

@@ -6,15 +6,23 @@
 
 #ifdef Py_GIL_DISABLED
 
-PyMutex cqn_lock;
-_Thread_local unsigned cqn_sections; /* sections that this thread is in and has not suspended */
+cqn_half cqn_halves[CQN_HALVES];
+_Thread_local cqn_locks cqn_locks_held;
+static uint8_t next_half; /* guarded by the lock */
 
-/* CPython forks when no other thread runs, so no thread is in a section; but the lock may have been
+uint8_t cqn_next_half(void)
+{
+    return next_half++ % CQN_HALVES;
+}
+
+/* CPython forks when no other thread runs, so no thread is in a section; but a half may have been
  * handed to a thread that waited for it, and that the child does not have. */
 static void free_in_child(void)
 {
-    if (cqn_sections == 0) {
-        memset(&cqn_lock, 0, sizeof(cqn_lock));
+    for (int i = 0; i < CQN_HALVES; i++) {
+        if (!(cqn_locks_held.halves & 1 << i)) {
+            memset(&cqn_halves[i].mutex, 0, sizeof(cqn_halves[i].mutex));
+        }
     }
 }
 
@@ -26,3 +34,17 @@ int cqn_lock_init(void)
 }
 
 #endif
+
+PyObject *cqn_call_method(PyObject *op, const char *method, PyObject *argument)
+{
+    PyObject *result;
+    CQN_UNLOCKED(result = PyObject_CallMethod(op, method, argument ? "O" : NULL, argument));
+    return result;
+}
+
+int cqn_do_method(PyObject *op, const char *method, PyObject *argument)
+{
+    PyObject *result = cqn_call_method(op, method, argument);
+    Py_XDECREF(result);
+    return result == NULL ? -1 : 0;
+}

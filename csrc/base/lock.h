@@ -1,13 +1,20 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What takes the GIL's place where there is none.
+ * The lock that takes the GIL's place where there is none.
  *
- * On a free-threaded Python every function that Python calls, but for those that
+ * On a free-threaded Python every function that Python calls, except those that
  * touch nothing that changes, begins with CQN_LOCKED: until it returns it holds a
  * lock that all of the core shares. As with the GIL, one thread at a time is in the
  * core, and a thread that releases the GIL (Py_BEGIN_ALLOW_THREADS) or waits for
  * something in CPython lets go of the lock meanwhile: it is a critical section.
  * So one set of rules holds for both, and comments say "the GIL" for either.
+ *
+ * The lock has two halves, and each context has one of them, as has all that is made
+ * on it. What posts, polls, arms and acknowledges begins with CQN_HALF_LOCKED, and
+ * holds only the half of its object: so two such calls, on contexts of different
+ * halves, run at the same time. All other functions exclude both. A call under a half
+ * may write to what belongs to its context, and to nothing else; what all contexts
+ * share it only reads. docs/internals.md has the design.
  *
  * What differs:
  *
@@ -81,38 +88,108 @@ static inline int cqn_try_ref_object(PyObject *op)
     return (Py_REFCNT(op) > 0 || !PyObject_GC_IsFinalized(op)) && PyUnstable_TryIncRef(op);
 }
 
-/* lock.c */
-extern PyMutex cqn_lock;
-extern _Thread_local unsigned cqn_sections;
+/* lock.c. A critical section takes at most two mutexes again after the GIL was released, so the
+ * lock has no more than two halves. */
+#define CQN_HALVES 2
+typedef struct {
+    _Alignas(64) PyMutex mutex; /* in a cache line of its own */
+} cqn_half;
+extern cqn_half cqn_halves[CQN_HALVES];
+
+/* The halves that a thread has locked, outside of CQN_UNLOCKED(). */
+typedef struct {
+    uint8_t halves; /* bits 1 << half */
+    bool all;       /* the innermost section holds both */
+} cqn_locks;
+extern _Thread_local cqn_locks cqn_locks_held;
+
 int cqn_lock_init(void);
+
+/* The half of a new context: each one gets the other half than the one before. The caller holds the
+ * lock. */
+uint8_t cqn_next_half(void);
+
+typedef struct {
+    union {
+        PyCriticalSection half;
+        PyCriticalSection2 all;
+    };
+    enum { CQN_NONE, CQN_HALF, CQN_ALL } begun;
+    cqn_locks outside;
+} cqn_section;
+
+/* Whether the thread's innermost section holds both halves: it would have to be suspended before
+ * they could be locked again. CPython does not begin a section on one mutex which the innermost
+ * holds. */
+static inline bool cqn_holds_all(void)
+{
+    PyCriticalSection probe;
+    if (!cqn_locks_held.all) {
+        return false;
+    }
+    PyCriticalSection_BeginMutex(&probe, &cqn_halves[0].mutex);
+    const bool holds = probe._cs_mutex == NULL;
+    PyCriticalSection_End(&probe);
+    return holds;
+}
 
 /* At the end of the interpreter one thread is left, which must not wait: the lock can have been
  * handed to a thread that never comes back. */
-typedef struct {
-    PyCriticalSection section;
-    bool begun;
-} cqn_section;
-
 static inline void cqn_begin_section(cqn_section *self)
 {
-    self->begun = !Py_IsFinalizing();
-    if (self->begun) {
-        PyCriticalSection_BeginMutex(&self->section, &cqn_lock);
-        cqn_sections++;
+    self->outside = cqn_locks_held;
+    self->begun = CQN_NONE;
+    if (!Py_IsFinalizing() && !cqn_holds_all()) {
+        PyCriticalSection2_BeginMutex(&self->all, &cqn_halves[0].mutex, &cqn_halves[1].mutex);
+        self->begun = CQN_ALL;
+        cqn_locks_held = (cqn_locks){.halves = (1 << CQN_HALVES) - 1, .all = true};
+    }
+}
+
+static inline void cqn_begin_half(cqn_section *self, uint8_t half)
+{
+    self->outside = cqn_locks_held;
+    self->begun = CQN_NONE;
+    if (Py_IsFinalizing()) {
+        return;
+    }
+    PyCriticalSection_BeginMutex(&self->half, &cqn_halves[half].mutex);
+    if (self->half._cs_mutex != NULL) { /* else the innermost section holds it */
+        self->begun = CQN_HALF;
+        cqn_locks_held.halves |= (uint8_t)(1 << half);
+        cqn_locks_held.all = false;
     }
 }
 
 static inline void cqn_end_section(cqn_section *self)
 {
-    if (self->begun) {
-        cqn_sections--;
-        PyCriticalSection_End(&self->section);
+    if (self->begun == CQN_NONE) {
+        return;
+    }
+    cqn_locks_held = self->outside;
+    if (self->begun == CQN_ALL) {
+        PyCriticalSection2_End(&self->all);
+    }
+    else {
+        PyCriticalSection_End(&self->half);
     }
 }
 
 #define CQN_LOCKED                                                \
     cqn_section locked __attribute__((cleanup(cqn_end_section))); \
     cqn_begin_section(&locked)
+
+#define CQN_HALF_LOCKED(object)                                   \
+    cqn_section locked __attribute__((cleanup(cqn_end_section))); \
+    cqn_begin_half(&locked, CQN_OBJ(object)->half)
+
+/* In a function that began with CQN_HALF_LOCKED: lets go of the half, and holds the lock from here
+ * on. Others may have been in the core in between. False with ClosedError: the object is closed. */
+#define CQN_LOCK_ALL(object) \
+    (cqn_end_section(&locked), cqn_begin_section(&locked), cqn_open(CQN_OBJ(object)) != NULL)
+
+/* Whether the caller holds the whole lock. */
+#define CQN_HOLDS_ALL (cqn_locks_held.all)
 
 /* Releasing the GIL suspends all sections that this thread is in, and taking it
  * resumes the innermost. If that is on a mutex of our own, the others wait for
@@ -121,18 +198,21 @@ static inline void cqn_end_section(cqn_section *self)
     do {                                                  \
         PyMutex nobodys = {0};                            \
         PyCriticalSection outside;                        \
-        const unsigned sections = cqn_sections;           \
+        const cqn_locks held = cqn_locks_held;            \
         PyCriticalSection_BeginMutex(&outside, &nobodys); \
         PyEval_RestoreThread(PyEval_SaveThread());        \
-        cqn_sections = 0;                                 \
+        cqn_locks_held = (cqn_locks){.halves = 0};        \
         call;                                             \
-        cqn_sections = sections;                          \
+        cqn_locks_held = held;                            \
         PyCriticalSection_End(&outside);                  \
     } while (0)
 
 #else /* with a GIL */
 
 #define CQN_LOCKED ((void)0)
+#define CQN_HALF_LOCKED(object) ((void)0)
+#define CQN_LOCK_ALL(object) true
+#define CQN_HOLDS_ALL true
 #define CQN_UNLOCKED(call) (call)
 static inline int cqn_lock_init(void)
 {
@@ -155,6 +235,15 @@ static inline int cqn_try_ref_object(PyObject *op)
 
 #endif
 
+/* ---- calls of Python code ---- */
+
+/* Calls a method, which can run any code, without the lock. `argument` may be NULL; it is no tuple.
+ * NULL with an exception. */
+PyObject *cqn_call_method(PyObject *op, const char *method, PyObject *argument);
+
+/* The same without the result: 0, or -1 with an exception. */
+int cqn_do_method(PyObject *op, const char *method, PyObject *argument);
+
 /* ---- the references of an object ---- */
 
 /* Adds n references. */
@@ -169,7 +258,7 @@ static inline void cqn_refs_add(PyObject *op, size_t n)
 #endif
 }
 
-/* What an object records about its references besides their count. Guarded by the GIL. */
+/* The record of an object's references besides their count. Guarded by the GIL. */
 typedef struct {
     bool dying; /* it is being deallocated: no new reference can save it */
 #ifdef Py_GIL_DISABLED

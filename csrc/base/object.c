@@ -18,7 +18,7 @@ void *cqn_new_left(PyTypeObject *type, const cqn_kind *kind)
     return self;
 }
 
-/* What is known about the used objects before this call can be out of date after it. */
+/* It can run any code: check the used objects again after it. */
 void *cqn_new(PyTypeObject *type, const cqn_kind *kind, cqn_object *const *uses, size_t n)
 {
     cqn_object *self = cqn_new_left(type, kind);
@@ -28,6 +28,9 @@ void *cqn_new(PyTypeObject *type, const cqn_kind *kind, cqn_object *const *uses,
     if (n == 0) { /* a forked child owns what it makes itself */
         cqn_state_new_epoch(self->state);
     }
+#ifdef Py_GIL_DISABLED
+    self->half = n == 0 ? 0 : uses[0]->half;
+#endif
     self->epoch = *self->state->epoch;
     for (size_t i = 0; i < n; i++) {
         /* The allocation can have run the garbage collector, and so any code. */

@@ -84,8 +84,11 @@ struct cqn_object {
     cqn_object *deferred_next; /* see cqn_decref_later() */
     cqn_refs refs;             /* see lock.h */
     bool listed;               /* by its context, and by what it uses; or by the state */
-    uint32_t users;            /* how many places in `uses` of others it has */
-    PyObject *on_close;        /* list of callables, or NULL */
+#ifdef Py_GIL_DISABLED
+    uint8_t half; /* that of its context, and never changes: see lock.h */
+#endif
+    uint32_t users;     /* how many places in `uses` of others it has */
+    PyObject *on_close; /* list of callables, or NULL */
     PyObject *weakrefs;
 };
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* What all files need from Python, libibverbs and C; in a build for tests, the verbs that can fail
- * on demand. */
+/* The headers of Python, libibverbs and C that all files need; in a build for tests, the verbs that
+ * can fail on demand. */
 #ifndef CQN_PYTHON_H
 #define CQN_PYTHON_H
 

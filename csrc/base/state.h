@@ -22,8 +22,11 @@ typedef struct {
     PyTypeObject *DM, *TD, *ParentDomain;
     PyTypeObject *SendWR, *RecvWR;
     PyTypeObject *WorkCompletion, *WCArray, *CQStats, *AsyncEvent, *FailureWatch, *Wakeup;
-    PyTypeObject *Engine, *Awaitable, *Scope;
+    PyTypeObject *Engine, *Awaitable, *Scope, *Selector;
     PyTypeObject *CMChannel, *CMID, *CMConn, *CMWait, *CMCall;
+    PyTypeObject *MessageFlow, *MessageRing, *MessageReceive, *MessageSend, *MessageSession,
+        *MessageMemory, *MessageReading;
+    PyObject *ProtocolError; /* of cqnotify.messages, once that was imported; or NULL */
 
     /* Members of the Python enums, by value; NULL where there is none, and before they are needed,
      * see base/constants.h. */
@@ -31,7 +34,7 @@ typedef struct {
     PyObject *wc_opcode[CQN_WC_OPCODES];
     PyObject *wc_flags, *wc_ex_flags, *access_flags;
 
-    /* Of the engine, see await/. */
+    /* For the engine, see await/. */
     PyObject *innermost_scope;    /* a context variable, see await/scope.c */
     size_t scopes;                /* that there are */
     PyObject *get_running_loop;   /* of asyncio; NULL before it is needed, like the next */
@@ -80,8 +83,8 @@ cqn_state *cqn_state_of(PyTypeObject *type);
 /* Maps the page that distinguishes a forked child from its parent. -1 with OSError. */
 int cqn_state_watch_for_fork(cqn_state *st);
 
-/* In a forked child that opens a device: from now on objects live again, but those of the parent
- * stay dead. */
+/* In a forked child that opens a device: from now on objects live again, except those of the
+ * parent. */
 void cqn_state_new_epoch(cqn_state *st);
 
 /* Frees what the state itself owns. The references in it are the module's to drop before. */

@@ -265,7 +265,7 @@ static int ah_fields_from(PyObject *mapping, const char *name, struct ibv_ah_att
 }
 
 /* From a dict of the field's names. A destination GID makes it global;
- * what is not given is 0, but for port_num 1 and hop_limit 64. */
+ * a field that is not given is 0, except port_num (1) and hop_limit (64). */
 int cqn_ah_attr_from(PyObject *mapping, const char *name, int ports, struct ibv_ah_attr *out)
 {
     *out = (struct ibv_ah_attr){.port_num = 1, .grh.hop_limit = 64};

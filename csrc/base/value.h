@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What values have in common: they are copied, and leave the process by pickle.
+ * The common part of values: they are copied, and leave the process by pickle.
  *
  * A value that is immutable is its own copy. One that is pickled is made again by the class method
  * _restore() of its type, from plain numbers and texts. The objects of the device that it refers to

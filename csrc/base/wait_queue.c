@@ -13,8 +13,8 @@
  * waiter that goes to sleep becomes the poller if there is none, and stops to be it, first of all,
  * when it wakes. If it goes back to sleep it becomes the poller again. But before it leaves, for
  * whatever reason, and before it runs the handler of a signal, it makes the first sleeper the
- * poller. That one enters ppoll anew, with more descriptors, and does not take the GIL for it. What
- * came while there was no poller is readable then.
+ * poller. That one calls ppoll again, with more descriptors, and does not take the GIL for it. An
+ * event that came while there was no poller is readable then.
  *
  * The records are not on the stacks of the threads. When the interpreter ends, CPython lets no
  * other thread have the GIL again, and up to 3.13 it ends a thread that asks for the GIL, while the
@@ -283,7 +283,7 @@ static int sleep_once(cqn_object *self, cqn_wait_queue *queue, const cqn_wait_ki
         }
         return rc;
     }
-    /* What the waiter waits for comes first: it can be the last that this device brings. */
+    /* An event that came goes before the errors: it can be the last that this device brings. */
     const bool came = fds[1].revents & POLLIN;
     if (!came && self->handle != NULL && (is_dead(&fds[1]) || is_dead(&fds[2]))) {
         cqn_verbs_error(self->state, EIO, kind->verb, "no more events will come");

@@ -24,7 +24,7 @@ typedef struct {
     int64_t woke_at; /* the end of the last sleep, without the GIL; or 0 */
 } cqn_sleep;
 
-/* What the waiters of a queue wait for. */
+/* The kind of thing that the waiters of a queue wait for. */
 typedef struct {
     PyObject *(*pop)(cqn_object *);         /* NULL without an exception: nothing yet */
     int (*check)(cqn_object *, uint64_t *); /* -1: a failure that ends the wait */
@@ -43,7 +43,7 @@ int64_t cqn_now_ns(void);
 /* Prepares a queue; its owner calls cqn_wait_queue_clear() at the end. -1 with an exception. */
 int cqn_wait_queue_open(cqn_wait_queue *queue);
 
-/* What the waiters wait for is gone for good: wakes them all, so that they notice. With
+/* The waiters' object is closed: wakes them all, so that they notice. With
  * `nobody_left`, in a forked child, there are none to wake. */
 void cqn_wait_queue_shut(cqn_wait_queue *queue, bool nobody_left);
 

@@ -12,9 +12,10 @@
 uint32_t cqn_chaos_faults;
 
 static uint64_t seed;
-static uint32_t rate; /* one in so many; 0 or 1, of which programs never end: each fault's own */
+static uint32_t rate; /* one in so many; 0 or 1: each fault's own, since programs would never end */
 static uint64_t calls[CHAOS_FAULTS], injected[CHAOS_FAULTS];
 static _Thread_local uint64_t drawn; /* digits for the details of the fault that was drawn last */
+static _Thread_local uint64_t drawn_call;
 
 static const struct {
     const char *name;
@@ -102,13 +103,8 @@ bool cqn_chaos_draw(enum fault fault)
     uint32_t one_in = rate > 1 ? rate : faults[fault].rate;
     if (digits % one_in != 0)
         return false;
+    drawn_call = call;
     drawn = mixed(digits);
-    uint64_t number = __atomic_add_fetch(&injected[fault], 1, __ATOMIC_RELAXED);
-    if (number <= 1000 || number % 1000 == 0)
-        cqn_log_line("{\"kind\": \"chaos\", \"fault\": \"%s\", \"number\": %llu, \"call\": %llu, "
-                     "\"time\": %llu, \"tid\": %u}",
-                     faults[fault].name, (unsigned long long)number, (unsigned long long)call,
-                     (unsigned long long)cqn_now(), cqn_tid());
     return true;
 }
 
@@ -117,13 +113,35 @@ uint64_t cqn_chaos_digits(void)
     return drawn;
 }
 
+void cqn_chaos_note(enum fault fault, uint32_t detail)
+{
+    RECORD(.what = RECORD_FAULT, .flags = RECORD_INJECTED, .value = detail,
+           .detail = (uint32_t)fault);
+    uint64_t number = __atomic_add_fetch(&injected[fault], 1, __ATOMIC_RELAXED);
+    if (number <= 1000 || number % 1000 == 0)
+        cqn_log_line("{\"kind\": \"chaos\", \"fault\": \"%s\", \"number\": %llu, \"call\": %llu, "
+                     "\"detail\": %u, \"time\": %llu, \"tid\": %u}",
+                     faults[fault].name, (unsigned long long)number, (unsigned long long)drawn_call,
+                     detail, (unsigned long long)cqn_now(), cqn_tid());
+}
+
 /* ---- refused, late, interrupted ------------------------------------------------------------- */
 
 bool cqn_chaos_refuses(enum fault fault)
 {
     if (!cqn_chaos(fault))
         return false;
+    cqn_chaos_note(fault, ENOMEM);
     *cqn_errno() = ENOMEM;
+    return true;
+}
+
+/* A verb that returns its error leaves errno alone. */
+bool cqn_chaos_refuses_arm(void)
+{
+    if (!cqn_chaos(CHAOS_ARM))
+        return false;
+    cqn_chaos_note(CHAOS_ARM, ENOMEM);
     return true;
 }
 
@@ -131,7 +149,9 @@ void cqn_chaos_delays(enum fault fault)
 {
     if (!cqn_chaos(fault))
         return;
-    struct timespec time = {.tv_nsec = (long)(1 + drawn % 20) * 1000000};
+    uint32_t ms = (uint32_t)(1 + drawn % 20);
+    cqn_chaos_note(fault, ms);
+    struct timespec time = {.tv_nsec = (long)ms * 1000000};
     nanosleep(&time, NULL);
 }
 
@@ -148,6 +168,7 @@ bool cqn_chaos_interrupts(enum record_call call)
     if (!(cqn_chaos_faults & 1u << CHAOS_EINTR) || !may_be_interrupted(call) ||
         !cqn_chaos(CHAOS_EINTR))
         return false;
+    cqn_chaos_note(CHAOS_EINTR, (uint32_t)call);
     *cqn_errno() = EINTR;
     return true;
 }
@@ -176,13 +197,16 @@ int cqn_chaos_batch(struct cq *cq, int asked)
         return asked;
     if (!cq->held && cqn_chaos(CHAOS_HOLD)) {
         cq->held = true;
+        cqn_chaos_note(CHAOS_HOLD, cq->waiting);
         return 0;
     }
     cq->held = false;
     uint32_t there = cq->waiting < (uint32_t)asked ? cq->waiting : (uint32_t)asked;
-    if (there > 1 && cqn_chaos(CHAOS_SPLIT))
-        return (int)(1 + drawn % (there - 1));
-    return asked;
+    if (there <= 1 || !cqn_chaos(CHAOS_SPLIT))
+        return asked;
+    uint32_t fewer = (uint32_t)(1 + drawn % (there - 1));
+    cqn_chaos_note(CHAOS_SPLIT, fewer);
+    return (int)fewer;
 }
 
 /* ---- asynchronous events -------------------------------------------------------------------- */
@@ -198,6 +222,7 @@ bool cqn_chaos_async(struct ibv_async_event *event)
         return false;
     event->event_type = types[drawn % (sizeof(types) / sizeof(types[0]))];
     event->element.port_num = 1;
+    cqn_chaos_note(CHAOS_ASYNC, (uint32_t)event->event_type);
     RECORD(.what = RECORD_ASYNC_EVENT, .flags = RECORD_INJECTED,
            .detail = (uint32_t)event->event_type);
     return true;

@@ -7,6 +7,9 @@
  *
  * Whether a call has a fault depends on the seed, the fault and how many calls could have had it
  * before, and on nothing else: so a program with one thread gets the same faults again.
+ *
+ * A fault is drawn, done, and noted: in the log, which log.h describes, and in the timeline, where
+ * it stands between the records of the call that has it.
  */
 #ifndef CQN_CHECK_CHAOS_H
 #define CQN_CHECK_CHAOS_H
@@ -35,7 +38,8 @@ extern uint32_t cqn_chaos_faults; /* a bit for each that is on */
 void cqn_chaos_set(const char *settings); /* NULL: none */
 void cqn_chaos_forked(void);              /* a process counts from its start */
 bool cqn_chaos_draw(enum fault fault);
-uint64_t cqn_chaos_digits(void); /* that this thread's last fault may use */
+uint64_t cqn_chaos_digits(void);                        /* that this thread's last fault may use */
+void cqn_chaos_note(enum fault fault, uint32_t detail); /* of the fault this thread drew last */
 
 static inline bool cqn_chaos(enum fault fault)
 {
@@ -43,6 +47,7 @@ static inline bool cqn_chaos(enum fault fault)
 }
 
 bool cqn_chaos_refuses(enum fault fault); /* and the program's errno is ENOMEM */
+bool cqn_chaos_refuses_arm(void);
 bool cqn_chaos_interrupts(enum record_call call);
 void cqn_chaos_delays(enum fault fault);
 bool cqn_chaos_async(struct ibv_async_event *event);

@@ -8,21 +8,23 @@
 
 /* The first requests are posted one by one, from copies: the list is the program's, and other
  * threads may read it. */
-#define POST_SOME(type, post, object, wr, bad)                   \
-    do {                                                         \
-        uint32_t length = 0;                                     \
-        for (const type *next = (wr); next; next = next->next)   \
-            length++;                                            \
-        uint32_t left = (uint32_t)(cqn_chaos_digits() % length); \
-        for (*(bad) = (wr); left > 0; left--) {                  \
-            type copy = **(bad), *refused;                       \
-            copy.next = NULL;                                    \
-            int result = post((object)->ibv, &copy, &refused);   \
-            if (result != 0)                                     \
-                return result;                                   \
-            *(bad) = (*(bad))->next;                             \
-        }                                                        \
-        return ENOMEM;                                           \
+#define POST_SOME(type, post, object, wr, bad)                    \
+    do {                                                          \
+        uint32_t length = 0;                                      \
+        for (const type *next = (wr); next; next = next->next)    \
+            length++;                                             \
+        uint32_t first = (uint32_t)(cqn_chaos_digits() % length); \
+        *(bad) = (wr);                                            \
+        for (uint32_t left = first; left > 0; left--) {           \
+            type copy = **(bad), *refused;                        \
+            copy.next = NULL;                                     \
+            int result = post((object)->ibv, &copy, &refused);    \
+            if (result != 0)                                      \
+                return result;                                    \
+            *(bad) = (*(bad))->next;                              \
+        }                                                         \
+        cqn_chaos_note(CHAOS_POST, first);                        \
+        return ENOMEM;                                            \
     } while (0)
 
 static int post_some_sends(struct qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
@@ -72,8 +74,10 @@ static void fail(struct qp *qp)
     qp->chaos_status = (uint32_t)status;
     if (!modify || modify(qp->ibv, &attr, IBV_QP_STATE) != 0)
         qp->chaos_status = 0;
-    else
+    else {
         qp->state = IBV_QPS_ERR;
+        cqn_chaos_note(CHAOS_FAIL, (uint32_t)status);
+    }
     *cqn_errno() = before;
 }
 

@@ -14,12 +14,14 @@
  *   qp.c        create, modify, post, destroy; which request a completion ends
  *   qp_ex.c     extended QPs, whose requests are built call by call
  *   queue.c     the requests of one queue that are in flight
+ *   run.h       a poll of successes, which is what nearly every poll gets
  *   mr.c        regions, and memory that is given back under them
  *   sleep.c     calls that sleep on a channel, and the look at what they sleep through
  *   report.c    rules about acknowledging, and those that are decided at the end
  *   log.c       the lines that are written, and the findings among them
  *   site.c      where the program called from
  *   timeline.c  the records of a timeline, see record.h
+ *   task.c      what cqnotify's own core tells of its tasks
  *   chaos.c     faults that the verbs allow, made on purpose
  *   chaos_post.c  those of posts
  *   memory.c    memory, and the table of the program's objects

@@ -52,6 +52,7 @@ struct context *cqn_context(struct ibv_context *ibv)
     struct context *context = cqn_object(ibv);
     if (context || !ibv)
         return context;
+    cqn_timeline_ready();
     cqn_lock(&cqn_lists_lock);
     context = cqn_object(ibv);
     if (!context && (context = cqn_alloc(sizeof(*context)))) {
@@ -204,7 +205,7 @@ int cqn_hook_ibv_destroy_comp_channel(struct ibv_comp_channel *ibv)
     struct channel *channel = cqn_object(ibv);
     int descriptor = ibv->fd;
     if (channel)
-        cqn_sleep_channel(descriptor, NULL); /* before another thread is given the number */
+        cqn_sleep_no_channel(channel); /* before another thread is given the number */
     int result = cqn_real.ibv_destroy_comp_channel(ibv);
     if (!channel)
         return result;

@@ -10,6 +10,7 @@
 #include "chaos.h"
 #include "hooks.h"
 #include "ops.h"
+#include "run.h"
 
 /* ---- create ------------------------------------------------------------------------------- */
 
@@ -75,34 +76,117 @@ struct kept *cqn_cq_next_kept(struct cq *cq)
 }
 
 static void record(const struct cq *cq, const struct ibv_wc *wc, const struct qp *qp,
-                   uint16_t flags)
+                   uint16_t flags, uint64_t time)
 {
-    RECORD(.what = RECORD_COMPLETION, .flags = flags, .object = cq->number,
+    RECORD(.time = time, .what = RECORD_COMPLETION, .flags = flags, .object = cq->number,
            .other = qp ? qp->number : 0, .value = wc->wr_id, .number = wc->byte_len,
            .detail = (uint32_t)wc->opcode | (uint32_t)wc->status << 16);
 }
 
-void cqn_cq_completed(struct cq *cq, const struct ibv_wc *wc, bool seen)
+void cqn_cq_completed(struct cq *cq, const struct ibv_wc *wc, bool seen, uint64_t time)
 {
     cqn_qp_completed(cq, wc);
     if (!seen)
-        record(cq, wc, cq->last_qp, 0);
+        record(cq, wc, cq->last_qp, 0, time);
 }
 
-void cqn_cq_polled(struct cq *cq, int asked, int got)
+static inline void count_poll(struct cq *cq, int asked, int got)
 {
     cq->polls++;
     cq->completions += (uint64_t)got;
     cq->polled = true;
     if (got < asked)
         cq->emptied = true;
-    if (cq->event_unpolled && got == 0)
-        cq->spurious++;
-    cq->event_unpolled = false;
+    if (cq->event_unpolled) {
+        cq->spurious += got == 0;
+        cq->event_unpolled = false;
+    }
     if (cq->looks && got)
         cqn_sleep_polled(cq);
-    RECORD(.what = RECORD_POLL, .object = cq->number, .number = (uint32_t)got,
+}
+
+void cqn_cq_polled(struct cq *cq, int asked, int got, uint64_t time)
+{
+    count_poll(cq, asked, got);
+    RECORD(.time = time, .what = RECORD_POLL, .object = cq->number, .number = (uint32_t)got,
            .detail = (uint32_t)asked, .caller = cq->poll.caller);
+}
+
+/* All that a poll got, if they are successes of the QP that the last one was of, in the order of
+ * its requests: nearly always. An SRQ's requests are not in the QP's queue. */
+static inline bool completed_all(struct cq *cq, const struct ibv_wc *wc, uint32_t count)
+{
+    struct qp *qp = cq->last_qp;
+    if (!qp)
+        return false;
+    bool receives = wc->opcode & IBV_WC_RECV;
+    struct queue *queue = receives ? &qp->receives : &qp->sends;
+    if (!cqn_queue_retire_all(queue, wc, count, qp->qp_num))
+        return false;
+    if (!receives)
+        cqn_cq_end_sends(cq, count);
+    return true;
+}
+
+static __attribute__((noinline)) void record_all(const struct cq *cq, int asked, int got,
+                                                 const struct ibv_wc *wc)
+{
+    RECORD(.what = RECORD_POLL, .flags = RECORD_WITH_COMPLETIONS, .object = cq->number,
+           .other = cq->last_qp->number, .value = cqn_timeline_completions(wc, (uint32_t)got),
+           .number = (uint32_t)got, .detail = (uint32_t)asked, .caller = cq->poll.caller);
+}
+
+/* One by one, except runs of successes. The first `kept` were seen before. */
+static void completed_each(struct cq *cq, const struct ibv_wc *wc, int count, int kept,
+                           uint64_t time)
+{
+    for (int i = 0, run; i < count; i += run) {
+        run = cqn_timeline ? 0 : cqn_qp_completed_run(cq, &wc[i], count - i);
+        if (run == 0) {
+            cqn_cq_completed(cq, &wc[i], i < kept, time);
+            run = 1;
+        }
+    }
+}
+
+/* Where completions were kept, or faults are made. */
+static __attribute__((noinline)) int poll_kept(struct cq *cq, int asked, struct ibv_wc *wc)
+{
+    int kept = 0, got = 0, count = asked;
+    if (cqn_chaos_faults)
+        count = cqn_chaos_batch(cq, count);
+    while (kept < count && cq->waiting)
+        wc[kept++] = cqn_cq_next_kept(cq)->wc;
+    if (kept < count)
+        got = cq->context->ops.poll_cq(cq->ibv, count - kept, wc + kept);
+    int all = kept + (got > 0 ? got : 0);
+    for (int i = 0; i < all && cqn_chaos_faults; i++)
+        cqn_chaos_status(cq, &wc[i]);
+    uint64_t now = cqn_timeline ? cqn_now() : 0;
+    completed_each(cq, wc, all, kept, now);
+    cqn_cq_polled(cq, asked, all, now);
+    return got < 0 && kept == 0 ? got : all;
+}
+
+static __attribute__((noinline)) void polled_each(struct cq *cq, int asked, int got,
+                                                  const struct ibv_wc *wc)
+{
+    uint64_t now = cqn_timeline ? cqn_now() : 0;
+    completed_each(cq, wc, got, 0, now);
+    cqn_cq_polled(cq, asked, got > 0 ? got : 0, now);
+}
+
+static inline int poll_device(struct cq *cq, int asked, struct ibv_wc *wc)
+{
+    int got = cq->context->ops.poll_cq(cq->ibv, asked, wc);
+    if (got <= 0 || !completed_all(cq, wc, (uint32_t)got)) {
+        polled_each(cq, asked, got, wc);
+        return got;
+    }
+    count_poll(cq, asked, got);
+    if (cqn_timeline)
+        record_all(cq, asked, got, wc);
+    return got;
 }
 
 int cqn_op_poll_cq(struct ibv_cq *ibv, int count, struct ibv_wc *wc)
@@ -112,26 +196,10 @@ int cqn_op_poll_cq(struct ibv_cq *ibv, int count, struct ibv_wc *wc)
         return cqn_context(ibv->context)->ops.poll_cq(ibv, count, wc);
     SITE_HERE(&cq->poll);
     cqn_lock(&cq->lock);
-    int kept = 0, got = 0, asked = count;
-    if (cqn_chaos_faults)
-        count = cqn_chaos_batch(cq, count);
-    while (kept < count && cq->waiting)
-        wc[kept++] = cqn_cq_next_kept(cq)->wc;
-    if (kept < count)
-        got = cq->context->ops.poll_cq(ibv, count - kept, wc + kept);
-    int all = kept + (got > 0 ? got : 0);
-    for (int i = 0; i < all && cqn_chaos_faults; i++)
-        cqn_chaos_status(cq, &wc[i]);
-    for (int i = 0, run; i < all; i += run) {
-        run = cqn_timeline ? 0 : cqn_qp_completed_run(cq, &wc[i], all - i);
-        if (run == 0) {
-            cqn_cq_completed(cq, &wc[i], i < kept);
-            run = 1;
-        }
-    }
-    cqn_cq_polled(cq, asked, all);
+    int got =
+        cqn_chaos_faults || cq->waiting ? poll_kept(cq, count, wc) : poll_device(cq, count, wc);
     cqn_unlock(&cq->lock);
-    return got < 0 && kept == 0 ? got : all;
+    return got;
 }
 
 /* ---- the look ----------------------------------------------------------------------------- */
@@ -164,7 +232,7 @@ void cqn_cq_fill(struct cq *cq)
             break;
         }
         cq->waiting++;
-        record(cq, &kept->wc, NULL, RECORD_SEEN);
+        record(cq, &kept->wc, NULL, RECORD_SEEN, 0);
     }
 }
 
@@ -206,7 +274,7 @@ int cqn_op_req_notify_cq(struct ibv_cq *ibv, int solicited_only)
     RECORD(.what = RECORD_ARM, .object = cq->number, .detail = solicited_only != 0,
            .caller = cq->arm.caller);
     cqn_sleep_armed(cq);
-    bool injected = cqn_chaos(CHAOS_ARM);
+    bool injected = cqn_chaos_refuses_arm();
     int result = injected ? ENOMEM : cq->context->ops.req_notify_cq(ibv, solicited_only);
     if (result != 0) {
         cq->armed = before;

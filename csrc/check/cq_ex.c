@@ -23,7 +23,7 @@ struct cq_ex {
 
 /* ---- one completion of the device ---------------------------------------------------------- */
 
-/* What the CQ was created to have. */
+/* The fields that the CQ was created with. */
 static struct ibv_wc brief(struct cq *cq)
 {
     struct ibv_cq_ex *ibv = (struct ibv_cq_ex *)cq->ibv;
@@ -94,7 +94,7 @@ static bool show_kept(struct cq *cq)
     ibv->wr_id = kept->wc.wr_id;
     ibv->status = kept->wc.status;
     cq->ex->got++;
-    cqn_cq_completed(cq, &kept->wc, true);
+    cqn_cq_completed(cq, &kept->wc, true, 0);
     return true;
 }
 
@@ -108,7 +108,7 @@ static int show_device(struct cq *cq, int result)
             ((struct ibv_cq_ex *)cq->ibv)->status = wc.status;
         }
         cq->ex->got++;
-        cqn_cq_completed(cq, &wc, false);
+        cqn_cq_completed(cq, &wc, false, 0);
     }
     else if (result == ENOENT)
         cq->ex->emptied = true;
@@ -124,7 +124,7 @@ static int start_device(struct cq *cq, struct ibv_poll_cq_attr *attr)
 
 static void finish(struct cq *cq)
 {
-    cqn_cq_polled(cq, cq->ex->got + cq->ex->emptied, cq->ex->got);
+    cqn_cq_polled(cq, cq->ex->got + cq->ex->emptied, cq->ex->got, 0);
     cqn_unlock(&cq->lock);
 }
 

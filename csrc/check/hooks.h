@@ -10,6 +10,7 @@
 #include <sys/select.h>
 #include <sys/types.h>
 
+#include "../base/observer.h"
 #include "check.h"
 
 #undef ibv_reg_mr /* macros of the header, which choose between the functions */
@@ -50,7 +51,13 @@
     HOOK(int, epoll_ctl, (int, int, int, struct epoll_event *))                              \
     HOOK(int, epoll_wait, (int, struct epoll_event *, int, int))                             \
     HOOK(int, epoll_pwait, (int, struct epoll_event *, int, int, const sigset_t *))          \
+    HOOK(int, epoll_pwait2,                                                                  \
+         (int, struct epoll_event *, int, const struct timespec *, const sigset_t *))        \
     HOOK(int, close, (int))                                                                  \
+    HOOK(int, dup, (int))                                                                    \
+    HOOK(int, dup2, (int, int))                                                              \
+    HOOK(int, dup3, (int, int, int))                                                         \
+    HOOK(int, fcntl, (int, int, ...))                                                        \
     HOOK(int, munmap, (void *, size_t))                                                      \
     HOOK(void, free, (void *))                                                               \
     HOOK(int, setenv, (const char *, const char *, int))                                     \
@@ -68,6 +75,7 @@ extern struct real cqn_real;
 #define HOOK(type, function, arguments) type cqn_hook_##function arguments;
 HOOKS(HOOK)
 #undef HOOK
+cqn_observe_function cqn_hook_observe;
 ssize_t cqn_hook_read_chk(int file, void *buffer, size_t size, size_t space);
 int cqn_hook_poll_chk(struct pollfd *fds, nfds_t count, int timeout, size_t space);
 int cqn_hook_ppoll_chk(struct pollfd *fds, nfds_t count, const struct timespec *timeout,

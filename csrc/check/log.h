@@ -17,12 +17,17 @@
  *      numbered as in a timeline. A finding may come again with the same number and larger values.
  *  {"kind": "withdrawn", "number": 1, "time": NS}
  *      A finding that turned out not to hold.
- *  {"kind": "chaos", "fault": "eintr", "number": 1, "call": 5, "time": NS, "tid": 9}
+ *  {"kind": "chaos", "fault": "eintr", "number": 1, "call": 5, "detail": 3, "time": NS, "tid": 9}
  *      A fault was made, for the so-manieth time, at this one of the calls that could have it. Of
- *      many, after the first 1,000, each 1,000th.
+ *      many, after the first 1,000, each 1,000th. `detail`: how many completions a poll handed out
+ *      (split) or held back (hold), the sleep that ended (eintr: enum record_call), how many ms
+ *      were added (late, destroy), how many requests of the list were posted (post), the status
+ *      (fail: enum ibv_wc_status), the event (async: enum ibv_event_type), or an errno.
  *  {"kind": "counts", "time": NS, "contexts": 1, "channels": 1, "cqs": 1, "qps": 2, "arms": 3,
  *   "events": 2, "acks": 2, "polls": 9, "completions": 8, "sleeps": 3, "posts": 9}
  *      Sums of the process, as it ends; not there if a signal or _exit() ended it.
+ *  {"kind": "so-far", ...}
+ *      The same, before a finding of a thread that hangs: the program may be ended by a signal.
  *
  * The rules, and the values of each, are in cqnotify/check/rules.py.
  */

@@ -80,42 +80,12 @@ void cqn_free(void *memory, size_t size)
 
 /* ---- the table --------------------------------------------------------------------------- */
 
-struct slot {
-    uintptr_t key; /* 0: free; GONE: removed */
-    void *value;
-};
-
-struct slots {
-    size_t mask;
-    struct slot slot[];
-};
-
 static const uintptr_t GONE = 1;
-
-static size_t place_of(uintptr_t key)
-{
-    return (size_t)((key * 0x9e3779b97f4a7c15U) >> 20);
-}
-
-void *cqn_table_find(const struct table *table, uintptr_t key)
-{
-    const struct slots *slots = __atomic_load_n(&table->slots, __ATOMIC_ACQUIRE);
-    if (!slots)
-        return NULL;
-    for (size_t i = place_of(key);; i++) {
-        const struct slot *slot = &slots->slot[i & slots->mask];
-        uintptr_t found = __atomic_load_n(&slot->key, __ATOMIC_ACQUIRE);
-        if (found == key)
-            return __atomic_load_n(&slot->value, __ATOMIC_RELAXED);
-        if (found == 0)
-            return NULL;
-    }
-}
 
 /* Returns whether a free slot was used up. */
 static bool insert(struct slots *slots, uintptr_t key, void *value)
 {
-    size_t i = place_of(key);
+    size_t i = cqn_table_place(key);
     while (slots->slot[i & slots->mask].key > GONE)
         i++;
     struct slot *slot = &slots->slot[i & slots->mask];
@@ -160,7 +130,7 @@ void cqn_table_remove(struct table *table, uintptr_t key)
 {
     cqn_lock(&table_lock);
     struct slots *slots = table->slots;
-    size_t i = place_of(key);
+    size_t i = cqn_table_place(key);
     while (slots && slots->slot[i & slots->mask].key != key) {
         if (slots->slot[i & slots->mask].key == 0)
             slots = NULL;

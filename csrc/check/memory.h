@@ -10,6 +10,16 @@
 void *cqn_alloc(size_t size);
 void cqn_free(void *memory, size_t size);
 
+struct slot {
+    uintptr_t key; /* 0: free; GONE: removed */
+    void *value;
+};
+
+struct slots {
+    size_t mask;
+    struct slot slot[];
+};
+
 /* A table by key, which is not 0. Reading takes no lock: a key that is being added or removed by
  * another thread is found or not. */
 struct table {
@@ -17,8 +27,27 @@ struct table {
     uint32_t used; /* with those that were removed */
 };
 
-void *cqn_table_find(const struct table *table, uintptr_t key);
 void cqn_table_put(struct table *table, uintptr_t key, void *value);
 void cqn_table_remove(struct table *table, uintptr_t key);
+
+static inline size_t cqn_table_place(uintptr_t key)
+{
+    return (size_t)((key * 0x9e3779b97f4a7c15U) >> 20);
+}
+
+static inline void *cqn_table_find(const struct table *table, uintptr_t key)
+{
+    const struct slots *slots = __atomic_load_n(&table->slots, __ATOMIC_ACQUIRE);
+    if (!slots)
+        return NULL;
+    for (size_t i = cqn_table_place(key);; i++) {
+        const struct slot *slot = &slots->slot[i & slots->mask];
+        uintptr_t found = __atomic_load_n(&slot->key, __ATOMIC_ACQUIRE);
+        if (found == key)
+            return __atomic_load_n(&slot->value, __ATOMIC_RELAXED);
+        if (found == 0)
+            return NULL;
+    }
+}
 
 #endif

@@ -10,6 +10,7 @@
 #include "lock.h"
 #include "memory.h"
 #include "site.h"
+#include "timeline.h"
 
 /* ---- contexts and channels (context.c) ----------------------------------------------------- */
 
@@ -30,6 +31,7 @@ struct channel {
     uint32_t number;
     int descriptor;
     uint32_t nothing_armed; /* the finding, while it holds */
+    bool known_readable;    /* the program was told, and has not read since; for chaos.c */
 };
 
 /* Take an object, which is there, out of a list through its member `link`. */
@@ -46,7 +48,7 @@ extern lock_t cqn_lists_lock;
 extern struct cq *cqn_cqs;
 extern struct qp *cqn_qps;
 extern struct srq *cqn_srqs;
-extern struct table cqn_objects; /* by the address of the program's */
+extern struct table cqn_objects HIDDEN; /* by the address of the program's */
 
 struct context *cqn_context(struct ibv_context *ibv); /* known from now on */
 
@@ -81,7 +83,7 @@ struct cq {
     uint32_t number;
     uint32_t entries;
 
-    /* What completions come next: taken in this order, under the lock. */
+    /* The completions that come next: taken in this order, under the lock. */
     lock_t lock;
     struct kept *kept; /* a ring of `room`, with `waiting` of them from `first` on */
     uint32_t first, waiting, room;
@@ -101,10 +103,12 @@ struct cq {
     uint32_t lost;  /* the finding that a wake-up was lost, while it may be withdrawn */
     bool lost_stays;
 
-    uint64_t arms, events, acked, polls, completions, sleeps;
+    uint64_t arms, events, polls, acked, completions, sleeps;
     bool event_unpolled; /* an event came, and nobody polled since */
     uint64_t spurious;   /* events after which the poll found nothing */
-    uint32_t sends;      /* signaled, in flight */
+    /* Signaled sends: those that were posted, less those that were dropped; and those of them that
+     * ended, with the lock. The others are in flight. */
+    uint32_t sends_posted, sends_ended;
 
     /* The completions that the last look found, and the call that slept through them. */
     uint32_t late_completions;
@@ -122,9 +126,14 @@ bool cqn_cq_look(struct cq *cq);
 void cqn_cq_fill(struct cq *cq);              /* with the lock: keeps what has come */
 struct kept *cqn_cq_next_kept(struct cq *cq); /* with the lock: taken out; or NULL */
 /* The program was given `got` of the `asked` completions; each of them; with the lock. */
-void cqn_cq_polled(struct cq *cq, int asked, int got);
-void cqn_cq_completed(struct cq *cq, const struct ibv_wc *wc, bool seen);
+void cqn_cq_polled(struct cq *cq, int asked, int got, uint64_t time);
+void cqn_cq_completed(struct cq *cq, const struct ibv_wc *wc, bool seen, uint64_t time);
 void cqn_cq_event(struct ibv_cq *ibv, struct channel *channel);
+
+static inline void cqn_cq_end_sends(struct cq *cq, uint32_t signaled)
+{
+    __atomic_store_n(&cq->sends_ended, cq->sends_ended + signaled, __ATOMIC_RELAXED);
+}
 
 /* ---- extended ones (cq_ex.c) --------------------------------------------------------------- */
 
@@ -134,29 +143,36 @@ bool cqn_cq_ex_take(struct cq *cq, struct kept *kept);
 
 /* ---- requests in flight (queue.c) ---------------------------------------------------------- */
 
-enum { MAX_LKEYS = 3 };
-
-struct request {
-    uint64_t wr_id;
-    uint32_t lkeys[MAX_LKEYS]; /* of its first SGEs, 0 if it has fewer */
-    uint16_t signaled;
-    uint16_t done; /* of an SRQ, which are done in any order */
+/* A signaled request in flight has the state 0, and others have bits that no status has: see
+ * run.h. */
+enum request_state {
+    REQUEST_DONE = 1 << 29, /* of an SRQ, which are done in any order */
+    REQUEST_UNSIGNALED = 1 << 30,
 };
 
-/* Requests from `head` to `tail`, modulo the size. Who posts holds `lock` and moves the tail; who
- * polls holds the CQ's, or an SRQ's `head_lock`, and moves the head. */
+/* Laid out as the completion that it has if all goes well: wr_id, status, opcode. */
+struct request {
+    uint64_t wr_id;
+    uint32_t state;
+    uint32_t kind; /* IBV_WC_RECV, or 0 for a send; above it, how many keys it has */
+};
+
+enum { KEYS_SHIFT = 16 };
+
+/* Requests from `head` to `tail`, modulo the size. A post holds `lock` and moves the tail; a poll
+ * holds the CQ's lock, or an SRQ's `head_lock`, and moves the head. */
 struct queue {
     struct request *requests; /* NULL: not followed */
+    uint32_t *keys;           /* `width` of each: the lkeys of its SGEs */
     uint32_t size;            /* a power of two */
-    uint32_t depth;           /* what the program may have in it */
+    uint32_t width;
+    uint32_t depth; /* what the program may have in it */
     uint32_t head, tail;
     lock_t lock;
 };
 
-void cqn_queue_init(struct queue *queue, uint32_t depth);
+void cqn_queue_init(struct queue *queue, uint32_t depth, uint32_t sges);
 void cqn_queue_free(struct queue *queue);
-struct request *cqn_queue_next(struct queue *queue, uint64_t wr_id);
-void cqn_queue_commit(struct queue *queue);
 void cqn_queue_take_back(struct queue *queue, uint32_t count);
 /* Takes what ends with a completion; the number of signaled requests taken. */
 uint32_t cqn_queue_retire(struct queue *queue, uint64_t wr_id, bool failed);
@@ -171,6 +187,42 @@ static inline uint32_t cqn_queue_count(const struct queue *queue)
 {
     return __atomic_load_n(&queue->tail, __ATOMIC_RELAXED) -
            __atomic_load_n(&queue->head, __ATOMIC_RELAXED);
+}
+
+static inline struct request *cqn_queue_at(const struct queue *queue, uint32_t place)
+{
+    return &queue->requests[place & (queue->size - 1)];
+}
+
+/* The next request, to be given its keys and then committed; or NULL. If there are more than the
+ * queue holds, some ended in a way that we don't see: the oldest goes. */
+static inline struct request *cqn_queue_next(struct queue *queue, uint64_t wr_id, uint32_t state,
+                                             uint32_t kind)
+{
+    if (!queue->requests)
+        return NULL;
+    if (cqn_queue_count(queue) >= queue->size)
+        __atomic_add_fetch(&queue->head, 1, __ATOMIC_RELAXED);
+    struct request *request = cqn_queue_at(queue, queue->tail);
+    *request = (struct request){wr_id, state, kind};
+    return request;
+}
+
+/* The lkeys of the next request; it may have no more than the QP, or else it is refused. */
+static inline void cqn_queue_set_keys(const struct queue *queue, struct request *request,
+                                      const struct ibv_sge *sges, uint32_t count)
+{
+    uint32_t *keys = queue->keys + (size_t)(queue->tail & (queue->size - 1)) * queue->width;
+    if (count > queue->width)
+        count = queue->width;
+    request->kind |= count << KEYS_SHIFT;
+    for (uint32_t i = 0; i < count; i++)
+        keys[i] = sges[i].lkey;
+}
+
+static inline void cqn_queue_commit(struct queue *queue)
+{
+    __atomic_store_n(&queue->tail, queue->tail + 1, __ATOMIC_RELEASE);
 }
 
 /* ---- queue pairs and shared receive queues (qp.c) ------------------------------------------ */
@@ -208,6 +260,8 @@ struct qp {
 };
 
 void cqn_qp_completed(struct cq *cq, const struct ibv_wc *wc);
+/* The same for those at the start that are successes of the QP that the last one was of, in the
+ * order of its requests; how many. */
 int cqn_qp_completed_run(struct cq *cq, const struct ibv_wc *wc, int count);
 struct qp *cqn_qp_of(const struct cq *cq, uint32_t qp_num); /* or NULL */
 /* Requests in flight whose completions would come to this CQ. */
@@ -230,7 +284,8 @@ void cqn_qp_ex_free(struct qp_ex *ex);
 
 /* ---- sleep.c ------------------------------------------------------------------------------- */
 
-void cqn_sleep_channel(int descriptor, struct channel *channel); /* or NULL: no longer one */
+void cqn_sleep_channel(int descriptor, struct channel *channel);
+void cqn_sleep_no_channel(const struct channel *channel); /* no descriptor is its any longer */
 void cqn_sleep_armed(struct cq *cq);
 void cqn_sleep_polled(struct cq *cq);
 void cqn_sleep_event(struct cq *cq);
@@ -251,5 +306,6 @@ void cqn_report_too_small(struct cq *cq, const struct qp *qp, uint32_t sends);
 void cqn_report_full(struct qp *qp);
 void cqn_report_reused(struct qp *qp, uint64_t wr_id, bool send, const struct site *post);
 void cqn_report_destroyed(struct cq *cq, struct qp *qp);
+void cqn_report_so_far(void); /* the sums, before what hangs; with cqn_lists_lock */
 
 #endif

@@ -7,7 +7,7 @@
 #include "hooks.h"
 #include "ops.h"
 
-/* Of the destroyed ones, so many are remembered. */
+/* So many destroyed ones are remembered. */
 enum { REMEMBERED = 256, FIRST_POSTS = 64 };
 
 static struct qp *destroyed[REMEMBERED];
@@ -32,8 +32,8 @@ static struct qp *add(struct ibv_qp *ibv, const struct ibv_qp_cap *cap, bool all
     qp->srq = ibv->srq ? cqn_object(ibv->srq) : NULL;
     qp->qp_num = ibv->qp_num;
     qp->all_signaled = all_signaled;
-    cqn_queue_init(&qp->sends, cap->max_send_wr);
-    cqn_queue_init(&qp->receives, ibv->srq ? 0 : cap->max_recv_wr);
+    cqn_queue_init(&qp->sends, cap->max_send_wr, cap->max_send_sge);
+    cqn_queue_init(&qp->receives, ibv->srq ? 0 : cap->max_recv_wr, cap->max_recv_sge);
     cqn_lock(&cqn_lists_lock);
     qp->number = ++cqn_counts.qps;
     qp->next = cqn_qps;
@@ -72,21 +72,21 @@ struct ibv_qp *cqn_op_create_qp_ex(struct ibv_context *ibv_context,
     return ibv;
 }
 
-static void add_srq(struct ibv_srq *ibv, uint32_t depth)
+static void add_srq(struct ibv_srq *ibv, const struct ibv_srq_attr *attr)
 {
     struct srq *srq = ibv ? cqn_alloc(sizeof(*srq)) : NULL;
     if (!srq)
         return;
     srq->ibv = ibv;
     srq->context = cqn_context(ibv->context);
-    cqn_queue_init(&srq->receives, depth);
+    cqn_queue_init(&srq->receives, attr->max_wr, attr->max_sge);
     cqn_lock(&cqn_lists_lock);
     srq->number = ++cqn_counts.srqs;
     srq->next = cqn_srqs;
     cqn_srqs = srq;
     cqn_unlock(&cqn_lists_lock);
     cqn_table_put(&cqn_objects, (uintptr_t)ibv, srq);
-    RECORD(.what = RECORD_SRQ_CREATED, .object = srq->number, .number = depth);
+    RECORD(.what = RECORD_SRQ_CREATED, .object = srq->number, .number = attr->max_wr);
 }
 
 struct ibv_srq *cqn_hook_ibv_create_srq(struct ibv_pd *pd, struct ibv_srq_init_attr *attr)
@@ -95,7 +95,7 @@ struct ibv_srq *cqn_hook_ibv_create_srq(struct ibv_pd *pd, struct ibv_srq_init_a
     if (cqn_chaos_refuses(CHAOS_CREATE))
         return NULL;
     struct ibv_srq *ibv = cqn_real.ibv_create_srq(pd, attr);
-    add_srq(ibv, attr->attr.max_wr);
+    add_srq(ibv, &attr->attr);
     return ibv;
 }
 
@@ -106,7 +106,7 @@ struct ibv_srq *cqn_op_create_srq_ex(struct ibv_context *ibv_context,
     if (cqn_chaos_refuses(CHAOS_CREATE))
         return NULL;
     struct ibv_srq *ibv = context->create_srq_ex(ibv_context, attr);
-    add_srq(ibv, attr->attr.max_wr);
+    add_srq(ibv, &attr->attr);
     return ibv;
 }
 
@@ -126,7 +126,7 @@ static void doubt_receives(const struct qp *qp)
 void cqn_qp_drop_sends(struct qp *qp, uint32_t signaled)
 {
     if (qp->send_cq && signaled)
-        __atomic_sub_fetch(&qp->send_cq->sends, signaled, __ATOMIC_RELAXED);
+        __atomic_sub_fetch(&qp->send_cq->sends_posted, signaled, __ATOMIC_RELAXED);
 }
 
 int cqn_hook_ibv_modify_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int mask)
@@ -200,6 +200,7 @@ int cqn_hook_ibv_destroy_qp(struct ibv_qp *ibv)
     cqn_lock(&cqn_lists_lock);
     CQN_UNLINK(&cqn_qps, qp, next);
     cqn_unlock(&cqn_lists_lock);
+    qp->ibv = NULL; /* before: no poll takes it for the last one again */
     forget_last(qp->send_cq, qp);
     forget_last(qp->recv_cq, qp);
     cqn_queue_free(&qp->sends);
@@ -207,7 +208,6 @@ int cqn_hook_ibv_destroy_qp(struct ibv_qp *ibv)
     cqn_qp_ex_free(qp->ex);
     qp->ex = NULL;
     qp->send_cq = qp->recv_cq = NULL;
-    qp->ibv = NULL;
     cqn_lock(&cqn_lists_lock);
     remember(qp);
     cqn_unlock(&cqn_lists_lock);
@@ -236,14 +236,11 @@ int cqn_hook_ibv_destroy_srq(struct ibv_srq *ibv)
 
 /* ---- post ---------------------------------------------------------------------------------- */
 
-static uint32_t keys_of(struct request *request, const struct ibv_sge *sges, int count)
+static uint32_t bytes_of(const struct ibv_sge *sges, int count)
 {
     uint32_t bytes = 0;
-    for (int i = 0; i < count; i++) {
-        if (request && i < MAX_LKEYS)
-            request->lkeys[i] = sges[i].lkey;
+    for (int i = 0; i < count; i++)
         bytes += sges[i].length;
-    }
     return bytes;
 }
 
@@ -271,7 +268,8 @@ void cqn_qp_count_sends(struct qp *qp, uint32_t signaled)
 {
     if (!qp->send_cq || signaled == 0)
         return;
-    uint32_t sends = __atomic_add_fetch(&qp->send_cq->sends, signaled, __ATOMIC_RELAXED);
+    uint32_t sends = __atomic_add_fetch(&qp->send_cq->sends_posted, signaled, __ATOMIC_RELAXED) -
+                     __atomic_load_n(&qp->send_cq->sends_ended, __ATOMIC_RELAXED);
     if (sends > qp->send_cq->entries && !qp->send_cq->too_small && sends < (1u << 31))
         cqn_report_too_small(qp->send_cq, qp, sends);
 }
@@ -281,6 +279,27 @@ static bool is_signaled(const struct qp *qp, const struct ibv_send_wr *wr)
     return qp->all_signaled || wr->send_flags & IBV_SEND_SIGNALED;
 }
 
+/* Returns whether it is signaled. */
+static bool push_send(struct qp *qp, const struct ibv_send_wr *wr, uint64_t now)
+{
+    bool signaled = is_signaled(qp, wr);
+    check_reuse(qp, &qp->sends, wr->wr_id, &qp->post_send);
+    struct request *request =
+        cqn_queue_next(&qp->sends, wr->wr_id, signaled ? 0 : REQUEST_UNSIGNALED, 0);
+    if (request) {
+        if (!(wr->send_flags & IBV_SEND_INLINE))
+            cqn_queue_set_keys(&qp->sends, request, wr->sg_list, (uint32_t)wr->num_sge);
+        cqn_queue_commit(&qp->sends);
+    }
+    qp->posts++;
+    RECORD(.time = now, .what = RECORD_POST_SEND,
+           .flags = (uint16_t)((signaled ? RECORD_SIGNALED : 0) |
+                               (wr->send_flags & IBV_SEND_SOLICITED ? RECORD_SOLICITED : 0)),
+           .object = qp->number, .value = wr->wr_id, .number = bytes_of(wr->sg_list, wr->num_sge),
+           .detail = (uint32_t)wr->opcode, .caller = qp->post_send.caller);
+    return signaled;
+}
+
 int cqn_op_post_send(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
 {
     struct qp *qp = cqn_object(ibv);
@@ -288,26 +307,13 @@ int cqn_op_post_send(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send
         return cqn_context(ibv->context)->ops.post_send(ibv, wr, bad);
     SITE_HERE(&qp->post_send);
     cqn_lock(&qp->sends.lock);
+    uint64_t now = cqn_timeline ? cqn_now() : 0;
     uint32_t signaled = 0;
-    for (const struct ibv_send_wr *next = wr; next; next = next->next) {
-        check_reuse(qp, &qp->sends, next->wr_id, &qp->post_send);
-        struct request *request = cqn_queue_next(&qp->sends, next->wr_id);
-        bool inlined = next->send_flags & IBV_SEND_INLINE;
-        uint32_t bytes = keys_of(inlined ? NULL : request, next->sg_list, next->num_sge);
-        if (request) {
-            request->signaled = is_signaled(qp, next);
-            cqn_queue_commit(&qp->sends);
-        }
-        signaled += is_signaled(qp, next);
-        qp->posts++;
-        RECORD(.what = RECORD_POST_SEND,
-               .flags = (uint16_t)((is_signaled(qp, next) ? RECORD_SIGNALED : 0) |
-                                   (next->send_flags & IBV_SEND_SOLICITED ? RECORD_SOLICITED : 0)),
-               .object = qp->number, .value = next->wr_id, .number = bytes,
-               .detail = (uint32_t)next->opcode, .caller = qp->post_send.caller);
-    }
+    for (const struct ibv_send_wr *next = wr; next; next = next->next)
+        signaled += push_send(qp, next, now);
     cqn_qp_count_sends(qp, signaled);
-    int result = cqn_chaos_post_send(qp, wr, bad);
+    int result = cqn_chaos_faults ? cqn_chaos_post_send(qp, wr, bad)
+                                  : qp->context->ops.post_send(ibv, wr, bad);
     if (result != 0) {
         uint32_t refused = 0, not_signaled = 0;
         for (const struct ibv_send_wr *next = *bad; next; next = next->next) {
@@ -321,16 +327,13 @@ int cqn_op_post_send(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send
     return result;
 }
 
-/* Returns how many bytes it takes. */
-static uint32_t push_receive(struct queue *queue, const struct ibv_recv_wr *wr)
+static void push_receive(struct queue *queue, const struct ibv_recv_wr *wr)
 {
-    struct request *request = cqn_queue_next(queue, wr->wr_id);
-    uint32_t bytes = keys_of(request, wr->sg_list, wr->num_sge);
+    struct request *request = cqn_queue_next(queue, wr->wr_id, 0, IBV_WC_RECV);
     if (request) {
-        request->signaled = true;
+        cqn_queue_set_keys(queue, request, wr->sg_list, (uint32_t)wr->num_sge);
         cqn_queue_commit(queue);
     }
-    return bytes;
 }
 
 static uint32_t count_of(const struct ibv_recv_wr *wr)
@@ -348,14 +351,16 @@ int cqn_op_post_recv(struct ibv_qp *ibv, struct ibv_recv_wr *wr, struct ibv_recv
         return cqn_context(ibv->context)->ops.post_recv(ibv, wr, bad);
     SITE_HERE(&qp->post_recv);
     cqn_lock(&qp->receives.lock);
+    uint64_t now = cqn_timeline ? cqn_now() : 0;
     for (const struct ibv_recv_wr *next = wr; next; next = next->next) {
         check_reuse(qp, &qp->receives, next->wr_id, &qp->post_recv);
-        uint32_t bytes = push_receive(&qp->receives, next);
+        push_receive(&qp->receives, next);
         qp->posts++;
-        RECORD(.what = RECORD_POST_RECV, .object = qp->number, .value = next->wr_id,
-               .number = bytes, .caller = qp->post_recv.caller);
+        RECORD(.time = now, .what = RECORD_POST_RECV, .object = qp->number, .value = next->wr_id,
+               .number = bytes_of(next->sg_list, next->num_sge), .caller = qp->post_recv.caller);
     }
-    int result = cqn_chaos_post_recv(qp, wr, bad);
+    int result = cqn_chaos_faults ? cqn_chaos_post_recv(qp, wr, bad)
+                                  : qp->context->ops.post_recv(ibv, wr, bad);
     if (result != 0) {
         cqn_queue_take_back(&qp->receives, count_of(*bad));
         RECORD(.what = RECORD_POST_REFUSED, .object = qp->number, .detail = (uint32_t)result,
@@ -372,12 +377,15 @@ int cqn_op_post_srq_recv(struct ibv_srq *ibv, struct ibv_recv_wr *wr, struct ibv
         return cqn_context(ibv->context)->ops.post_srq_recv(ibv, wr, bad);
     SITE_HERE(&srq->post);
     cqn_lock(&srq->receives.lock);
+    uint64_t now = cqn_timeline ? cqn_now() : 0;
     for (const struct ibv_recv_wr *next = wr; next; next = next->next) {
-        uint32_t bytes = push_receive(&srq->receives, next);
-        RECORD(.what = RECORD_POST_SRQ_RECV, .object = srq->number, .value = next->wr_id,
-               .number = bytes, .caller = srq->post.caller);
+        push_receive(&srq->receives, next);
+        RECORD(.time = now, .what = RECORD_POST_SRQ_RECV, .object = srq->number,
+               .value = next->wr_id, .number = bytes_of(next->sg_list, next->num_sge),
+               .caller = srq->post.caller);
     }
-    int result = cqn_chaos_post_srq_recv(srq, wr, bad);
+    int result = cqn_chaos_faults ? cqn_chaos_post_srq_recv(srq, wr, bad)
+                                  : srq->context->ops.post_srq_recv(ibv, wr, bad);
     if (result != 0)
         cqn_queue_take_back(&srq->receives, count_of(*bad));
     cqn_unlock(&srq->receives.lock);
@@ -386,9 +394,9 @@ int cqn_op_post_srq_recv(struct ibv_srq *ibv, struct ibv_recv_wr *wr, struct ibv
 
 /* ---- completions --------------------------------------------------------------------------- */
 
-static void retire_send(struct qp *qp, const struct ibv_wc *wc)
+static void retire_send(struct cq *cq, struct qp *qp, const struct ibv_wc *wc)
 {
-    cqn_qp_drop_sends(qp, cqn_queue_retire(&qp->sends, wc->wr_id, wc->status != IBV_WC_SUCCESS));
+    cqn_cq_end_sends(cq, cqn_queue_retire(&qp->sends, wc->wr_id, wc->status != IBV_WC_SUCCESS));
 }
 
 static void retire_receive(struct qp *qp, const struct ibv_wc *wc)
@@ -434,15 +442,14 @@ struct qp *cqn_qp_of(const struct cq *cq, uint32_t qp_num)
     return cqn_table_find(&cq->context->qps, key_of(qp_num));
 }
 
-/* The same for the first of `count` successes of the QP that the last was of; how many it took. */
 int cqn_qp_completed_run(struct cq *cq, const struct ibv_wc *wc, int count)
 {
     struct qp *qp = cq->last_qp;
-    if (!qp || !qp->ibv || qp->qp_num != wc->qp_num)
+    if (!qp || qp->qp_num != wc->qp_num)
         return 0;
     if (!(wc->opcode & IBV_WC_RECV)) {
         int run = cqn_queue_retire_run(&qp->sends, wc, count);
-        cqn_qp_drop_sends(qp, (uint32_t)run);
+        cqn_cq_end_sends(cq, (uint32_t)run);
         return run;
     }
     return qp->srq ? 0 : cqn_queue_retire_run(&qp->receives, wc, count);
@@ -465,7 +472,7 @@ void cqn_qp_completed(struct cq *cq, const struct ibv_wc *wc)
     if (is_receive(cq, qp, wc))
         retire_receive(qp, wc);
     else
-        retire_send(qp, wc);
+        retire_send(cq, qp, wc);
     if (wc->status != IBV_WC_SUCCESS)
         note_failure(cq, qp, wc);
 }

@@ -32,9 +32,7 @@ static void build(struct qp *qp, enum ibv_wr_opcode opcode)
     const struct ibv_qp_ex *ibv = (const struct ibv_qp_ex *)qp->ibv;
     bool signaled = qp->all_signaled || ibv->wr_flags & IBV_SEND_SIGNALED;
     commit(qp);
-    qp->ex->last = cqn_queue_next(&qp->sends, ibv->wr_id);
-    if (qp->ex->last)
-        qp->ex->last->signaled = signaled;
+    qp->ex->last = cqn_queue_next(&qp->sends, ibv->wr_id, signaled ? 0 : REQUEST_UNSIGNALED, 0);
     qp->ex->requests++;
     qp->ex->signaled += signaled;
     qp->posts++;
@@ -85,16 +83,17 @@ BUILDER(wr_atomic_write, IBV_WR_ATOMIC_WRITE,
 static void wr_set_sge(struct ibv_qp_ex *ibv, uint32_t lkey, uint64_t address, uint32_t length)
 {
     struct qp *qp = of(ibv);
+    const struct ibv_sge sge = {.lkey = lkey};
     if (qp->ex->last)
-        qp->ex->last->lkeys[0] = lkey;
+        cqn_queue_set_keys(&qp->sends, qp->ex->last, &sge, 1);
     qp->ex->real.wr_set_sge(ibv, lkey, address, length);
 }
 
 static void wr_set_sge_list(struct ibv_qp_ex *ibv, size_t count, const struct ibv_sge *sges)
 {
     struct qp *qp = of(ibv);
-    for (size_t i = 0; i < count && i < MAX_LKEYS && qp->ex->last; i++)
-        qp->ex->last->lkeys[i] = sges[i].lkey;
+    if (qp->ex->last)
+        cqn_queue_set_keys(&qp->sends, qp->ex->last, sges, (uint32_t)count);
     qp->ex->real.wr_set_sge_list(ibv, count, sges);
 }
 

@@ -2,18 +2,23 @@
 /*
  * A timeline: the file that the observer writes under CQNOTIFY_TRACE, and cqnotify.trace reads.
  *
- * A header of one page, then a ring of records of 48 bytes, little endian. The file is mapped by
- * the process that it is about, so it is complete however that ends. The writer takes the next
- * number, fills the record at this number modulo the capacity, and writes `what` last: a record
- * whose `what` is 0 was never finished. Numbers are taken before the time is read, so the records
- * of different threads may be out of order by the time of one call; those of one thread never are.
+ * A header of one page, then a ring of records of 48 bytes, then a ring of completions of 16 bytes,
+ * little endian. The file is mapped by the process that it is about, so it is complete however that
+ * ends. The writer takes the next number, fills the record at this number modulo the capacity, and
+ * writes `what` last: a record whose `what` is 0 was never finished. Numbers are taken before the
+ * time is read, so the records of different threads may be out of order by the time of one call;
+ * those of one thread never are.
+ *
+ * What nearly every poll gets, successes of one QP in the order of its requests, has no records but
+ * that of the poll: the poll's says where they are in the ring of completions. A list of requests,
+ * and the completions of other polls of ibv_poll_cq(), have one time.
  */
 #ifndef CQN_RECORD_H
 #define CQN_RECORD_H
 
 #include <stdint.h>
 
-#define RECORD_MAGIC "cqntime1"
+#define RECORD_MAGIC "cqntime2"
 
 struct timeline_header {
     char magic[8];
@@ -25,7 +30,9 @@ struct timeline_header {
     uint64_t realtime;
     uint32_t pid;
     uint32_t unused;
-    char command[4040]; /* the arguments of the process, with spaces between them */
+    uint64_t completions; /* of their ring, a power of two */
+    uint64_t completed;   /* the next completion's number: above the former, the oldest are lost */
+    char command[4024];   /* the arguments of the process, with spaces between them */
 };
 
 /* Objects are numbered from 1, each kind of object on its own. A record of an object is about
@@ -63,9 +70,14 @@ enum record_what {
                     returned */
     /* findings: other: number of the rule's line in the log; object: CQ or 0 */
     RECORD_FINDING = 56,
-    /* cqnotify's own tasks: value: id of the object they wait for */
-    RECORD_TASK_SLEEP = 60,
-    RECORD_TASK_WAKE,
+    RECORD_FAULT, /* made by cqnotify chaos: detail: enum fault of chaos.h; value: see log.h */
+    /* cqnotify's own tasks */
+    RECORD_TASK_SLEEP = 60, /* of CQ, or 0; value: what it awaits, a number that is not reused while
+                               it sleeps; number, detail and caller: the first 16 bytes of the
+                               method's name. The task is that of the thread's last RECORD_TASK. */
+    RECORD_TASK_WAKE,       /* of CQ, or 0; value: the same */
+    RECORD_TASK, /* value: the task's id; object and other, then number, detail and caller:
+                    the first 24 bytes of its name */
 };
 
 /* detail of RECORD_SLEEP */
@@ -77,12 +89,16 @@ enum record_call {
     CALL_EPOLL_WAIT,
 };
 
+enum { RECORD_NAME = 24, RECORD_METHOD = 16 };
+
 enum record_flags {
     RECORD_SIGNALED = 1,  /* of POST_SEND: it makes a completion */
     RECORD_SOLICITED = 2, /* of POST_SEND: IBV_SEND_SOLICITED */
     RECORD_SEEN =
         4, /* of COMPLETION: taken by the observer while the program sleeps, handed out later */
-    RECORD_INJECTED = 8, /* made by cqnotify chaos */
+    RECORD_INJECTED = 8,          /* made by cqnotify chaos */
+    RECORD_WITH_COMPLETIONS = 16, /* of POLL: they have no records of their own; other: their QP;
+                                     value: the number of the first in the ring of completions */
 };
 
 struct record {
@@ -96,6 +112,13 @@ struct record {
     uint32_t number;
     uint32_t detail;
     uint64_t caller; /* the program's address that called, or 0 */
+};
+
+/* A success that a poll handed out. */
+struct completion {
+    uint64_t wr_id;
+    uint32_t length; /* bytes */
+    uint32_t opcode; /* ibv_wc_opcode */
 };
 
 #endif

@@ -54,6 +54,9 @@ void cqn_report_destroy_hangs(struct cq *cq)
     if (others_acknowledge(cq))
         return;
     struct cq *other = counterpart(cq, true);
+    cqn_lock(&cqn_lists_lock);
+    cqn_report_so_far();
+    cqn_unlock(&cqn_lists_lock);
     struct line line;
     cqn_finding_begin(&line, "destroy-hangs");
     cqn_finding_value(&line, "cq", cq->number);
@@ -122,6 +125,15 @@ static void report_spurious(const struct cq *cq)
     cqn_finding_end(&line, 0);
 }
 
+static void add_counts(struct counts *counts, const struct cq *cq)
+{
+    counts->arms += cq->arms;
+    counts->events += cq->events;
+    counts->acks += cq->acked;
+    counts->polls += cq->polls;
+    counts->completions += cq->completions;
+}
+
 void cqn_report_cq_end(struct cq *cq)
 {
     if (cq->not_polled_times > 1)
@@ -130,11 +142,7 @@ void cqn_report_cq_end(struct cq *cq)
         cqn_report_late(cq);
     report_arms(cq);
     report_spurious(cq);
-    cqn_counts.arms += cq->arms;
-    cqn_counts.events += cq->events;
-    cqn_counts.acks += cq->acked;
-    cqn_counts.polls += cq->polls;
-    cqn_counts.completions += cq->completions;
+    add_counts(&cqn_counts, cq);
 }
 
 /* ---- queue pairs --------------------------------------------------------------------------- */
@@ -213,7 +221,29 @@ void cqn_report_qp_end(struct qp *qp)
     cqn_counts.posts += qp->posts;
 }
 
-/* ---- the end of the process ----------------------------------------------------------------- */
+/* ---- the sums of the process ---------------------------------------------------------------- */
+
+static void write_counts(const char *kind, const struct counts *counts)
+{
+    cqn_log_line("{\"kind\": \"%s\", \"time\": %llu, \"contexts\": %u, \"channels\": %u, "
+                 "\"cqs\": %u, \"qps\": %u, \"arms\": %llu, \"events\": %llu, \"acks\": %llu, "
+                 "\"polls\": %llu, \"completions\": %llu, \"sleeps\": %llu, \"posts\": %llu}",
+                 kind, (unsigned long long)cqn_now(), counts->contexts, counts->channels,
+                 counts->cqs, counts->qps, (unsigned long long)counts->arms,
+                 (unsigned long long)counts->events, (unsigned long long)counts->acks,
+                 (unsigned long long)counts->polls, (unsigned long long)counts->completions,
+                 (unsigned long long)counts->sleeps, (unsigned long long)counts->posts);
+}
+
+void cqn_report_so_far(void)
+{
+    struct counts counts = cqn_counts;
+    for (const struct qp *qp = cqn_qps; qp; qp = qp->next)
+        counts.posts += qp->posts;
+    for (const struct cq *cq = cqn_cqs; cq; cq = cq->next)
+        add_counts(&counts, cq);
+    write_counts("so-far", &counts);
+}
 
 void cqn_report_end(void)
 {
@@ -225,13 +255,5 @@ void cqn_report_end(void)
         cqn_report_qp_end(qp);
     for (struct cq *cq = cqs; cq; cq = cq->next)
         cqn_report_cq_end(cq);
-    const struct counts *counts = &cqn_counts;
-    cqn_log_line("{\"kind\": \"counts\", \"time\": %llu, \"contexts\": %u, \"channels\": %u, "
-                 "\"cqs\": %u, \"qps\": %u, \"arms\": %llu, \"events\": %llu, \"acks\": %llu, "
-                 "\"polls\": %llu, \"completions\": %llu, \"sleeps\": %llu, \"posts\": %llu}",
-                 (unsigned long long)cqn_now(), counts->contexts, counts->channels, counts->cqs,
-                 counts->qps, (unsigned long long)counts->arms, (unsigned long long)counts->events,
-                 (unsigned long long)counts->acks, (unsigned long long)counts->polls,
-                 (unsigned long long)counts->completions, (unsigned long long)counts->sleeps,
-                 (unsigned long long)counts->posts);
+    write_counts("counts", &cqn_counts);
 }

@@ -12,6 +12,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <stdarg.h>
 #include <string.h>
 #include <time.h>
 
@@ -31,53 +32,89 @@ struct member {
 };
 
 struct descriptor {
+    struct descriptor *next; /* of all */
+    int number;
     struct channel *channel; /* or else it is an epoll instance */
     struct member *members;
 };
 
 static lock_t lock;
 static struct table descriptors;
+static struct descriptor *all;
 
 static uintptr_t key_of(int descriptor)
 {
     return (uintptr_t)(unsigned int)descriptor + 2; /* 0 and 1 are none */
 }
 
-static void remove_members(struct descriptor *known)
+static struct member **find_member(struct descriptor *epoll, int descriptor)
 {
-    while (known->members) {
-        struct member *member = known->members;
-        known->members = member->next;
-        cqn_free(member, sizeof(*member));
-    }
+    struct member **place = &epoll->members;
+    while (*place && (*place)->descriptor != descriptor)
+        place = &(*place)->next;
+    return place;
 }
 
-/* With the lock. */
+static void remove_member(struct member **place)
+{
+    struct member *member = *place;
+    *place = member->next;
+    cqn_free(member, sizeof(*member));
+}
+
+/* With the lock. The number may soon be that of something else. */
 static void forget(int descriptor)
 {
     struct descriptor *known = cqn_table_find(&descriptors, key_of(descriptor));
     if (!known)
         return;
     cqn_table_remove(&descriptors, key_of(descriptor));
-    remove_members(known);
+    CQN_UNLINK(&all, known, next);
+    for (struct descriptor *epoll = all; epoll; epoll = epoll->next) {
+        struct member **place = find_member(epoll, descriptor);
+        if (*place)
+            remove_member(place);
+    }
+    while (known->members)
+        remove_member(&known->members);
     cqn_free(known, sizeof(*known));
 }
 
 static struct descriptor *add_descriptor(int descriptor)
 {
     struct descriptor *known = cqn_alloc(sizeof(*known));
-    if (known)
+    if (known) {
+        known->number = descriptor;
+        known->next = all;
+        all = known;
         cqn_table_put(&descriptors, key_of(descriptor), known);
+    }
     return known;
+}
+
+static void add_channel(int descriptor, struct channel *channel)
+{
+    forget(descriptor);
+    struct descriptor *known = add_descriptor(descriptor);
+    if (known)
+        known->channel = channel;
 }
 
 void cqn_sleep_channel(int descriptor, struct channel *channel)
 {
     cqn_lock(&lock);
-    forget(descriptor);
-    struct descriptor *known = channel ? add_descriptor(descriptor) : NULL;
-    if (known)
-        known->channel = channel;
+    add_channel(descriptor, channel);
+    cqn_unlock(&lock);
+}
+
+void cqn_sleep_no_channel(const struct channel *channel)
+{
+    cqn_lock(&lock);
+    for (struct descriptor *known = all, *next; known; known = next) {
+        next = known->next;
+        if (known->channel == channel)
+            forget(known->number);
+    }
     cqn_unlock(&lock);
 }
 
@@ -91,6 +128,50 @@ int cqn_hook_close(int descriptor)
     return cqn_real.close(descriptor);
 }
 
+/* A descriptor that duplicates a channel's has that channel, too; `copy` was closed by that. */
+static int duplicated(int descriptor, int copy)
+{
+    if (copy < 0 || copy == descriptor ||
+        (!cqn_table_find(&descriptors, key_of(descriptor)) &&
+         !cqn_table_find(&descriptors, key_of(copy))))
+        return copy;
+    cqn_lock(&lock);
+    const struct descriptor *known = cqn_table_find(&descriptors, key_of(descriptor));
+    if (known && known->channel)
+        add_channel(copy, known->channel);
+    else
+        forget(copy);
+    cqn_unlock(&lock);
+    return copy;
+}
+
+int cqn_hook_dup(int descriptor)
+{
+    return duplicated(descriptor, cqn_real.dup(descriptor));
+}
+
+int cqn_hook_dup2(int descriptor, int copy)
+{
+    return duplicated(descriptor, cqn_real.dup2(descriptor, copy));
+}
+
+int cqn_hook_dup3(int descriptor, int copy, int flags)
+{
+    return duplicated(descriptor, cqn_real.dup3(descriptor, copy, flags));
+}
+
+/* Every argument is passed as a pointer is, as the libc does. */
+int cqn_hook_fcntl(int descriptor, int command, ...)
+{
+    va_list arguments;
+    va_start(arguments, command);
+    void *argument = va_arg(arguments, void *);
+    va_end(arguments);
+    int result = cqn_real.fcntl(descriptor, command, argument);
+    bool duplicates = command == F_DUPFD || command == F_DUPFD_CLOEXEC;
+    return duplicates ? duplicated(descriptor, result) : result;
+}
+
 int cqn_hook_epoll_ctl(int epoll, int operation, int descriptor, struct epoll_event *event)
 {
     int result = cqn_real.epoll_ctl(epoll, operation, descriptor, event);
@@ -100,14 +181,9 @@ int cqn_hook_epoll_ctl(int epoll, int operation, int descriptor, struct epoll_ev
     struct descriptor *known = cqn_table_find(&descriptors, key_of(epoll));
     if (!known)
         known = add_descriptor(epoll);
-    struct member **place = &known->members;
-    while (known && *place && (*place)->descriptor != descriptor)
-        place = &(*place)->next;
-    if (known && operation == EPOLL_CTL_DEL && *place) {
-        struct member *member = *place;
-        *place = member->next;
-        cqn_free(member, sizeof(*member));
-    }
+    struct member **place = known ? find_member(known, descriptor) : NULL;
+    if (known && operation == EPOLL_CTL_DEL && *place)
+        remove_member(place);
     else if (known && operation == EPOLL_CTL_ADD && !*place &&
              (*place = cqn_alloc(sizeof(**place))))
         (*place)->descriptor = descriptor;
@@ -188,6 +264,7 @@ static void add_sites(struct line *line, const struct cq *cq)
 
 static void report_lost(struct cq *cq, const struct sleep *sleep)
 {
+    cqn_report_so_far();
     struct line line;
     cqn_finding_begin(&line, "lost-wakeup");
     cqn_finding_value(&line, "cq", cq->number);
@@ -206,6 +283,7 @@ static void report_lost(struct cq *cq, const struct sleep *sleep)
 
 static void report_solicited(struct cq *cq)
 {
+    cqn_report_so_far();
     struct line line;
     cqn_finding_begin(&line, "solicited-only");
     cqn_finding_value(&line, "cq", cq->number);
@@ -256,6 +334,7 @@ static void report_nothing_armed(struct channel *channel, const struct sleep *sl
     }
     if (in_flight == 0)
         return;
+    cqn_report_so_far();
     struct line line;
     cqn_finding_begin(&line, "nothing-armed");
     cqn_finding_value(&line, "channel", channel->number);
@@ -385,11 +464,40 @@ static int left_of(const struct sleep *sleep)
     return ms > INT_MAX ? INT_MAX : (int)ms;
 }
 
+/* A call that does not sleep counts for the faults of those that do. */
+static bool counts(const struct sleep *sleep)
+{
+    return sleep->timeout != 0 || cqn_chaos_faults;
+}
+
+static void note_readable(const struct sleep *sleep)
+{
+    for (uint32_t i = 0; i < sleep->count; i++)
+        if (sleep->call > CALL_READ && is_readable(sleep->channels[i]))
+            sleep->channels[i]->known_readable = true;
+}
+
+/* A signal ends no call for which there is something to return: so none that the program knows of.
+ * An event that it does not know of may have come right after the signal. */
+static bool is_interrupted(const struct sleep *sleep)
+{
+    for (uint32_t i = 0; i < sleep->count; i++)
+        if (sleep->channels[i]->known_readable)
+            return false;
+    return cqn_chaos_interrupts(sleep->call);
+}
+
 static int sleep_through(struct sleep *sleep, wait_function *wait, void *call)
 {
+    if (sleep->timeout == 0) {
+        int result = wait(call, -1);
+        if (result > 0)
+            note_readable(sleep);
+        return result;
+    }
     if (sleep->timeout != FOR_EVER)
         sleep->deadline = cqn_now() + sleep->timeout;
-    if (cqn_chaos_interrupts(sleep->call))
+    if (cqn_chaos_faults && is_interrupted(sleep))
         return -1;
     fall_asleep(sleep);
     int result;
@@ -406,8 +514,10 @@ static int sleep_through(struct sleep *sleep, wait_function *wait, void *call)
         if (result != 0)
             break;
     }
-    if (result > 0)
+    if (result > 0 && cqn_chaos_faults) {
+        note_readable(sleep);
         cqn_chaos_delays(CHAOS_LATE);
+    }
     wake(sleep, result);
     return result;
 }
@@ -493,6 +603,7 @@ ssize_t cqn_hook_read(int descriptor, void *buffer, size_t size)
     }
     else
         call.result = cqn_real.read(descriptor, buffer, size);
+    channel->known_readable = false;
     /* Each event is the address of a CQ. */
     for (ssize_t i = 0; !in_get_cq_event && i + 8 <= call.result; i += 8) {
         uint64_t handle;
@@ -551,7 +662,7 @@ int cqn_hook_poll(struct pollfd *fds, nfds_t count, int timeout)
     struct sleep sleep = {
         .call = CALL_POLL, .descriptors = (uint32_t)count, .timeout = from_ms(timeout)};
     struct poll_call call = {.fds = fds, .count = count, .timeout = timeout};
-    if (timeout != 0)
+    if (counts(&sleep))
         add_polled(&sleep, fds, count);
     return sleep.count ? sleep_through(&sleep, wait_poll, &call) : wait_poll(&call, -1);
 }
@@ -563,7 +674,7 @@ int cqn_hook_ppoll(struct pollfd *fds, nfds_t count, const struct timespec *time
         .call = CALL_POLL, .descriptors = (uint32_t)count, .timeout = from_timespec(timeout)};
     struct poll_call call = {
         .fds = fds, .count = count, .precise = timeout, .mask = mask, .is_ppoll = true};
-    if (sleep.timeout != 0)
+    if (counts(&sleep))
         add_polled(&sleep, fds, count);
     return sleep.count ? sleep_through(&sleep, wait_poll, &call) : wait_poll(&call, -1);
 }
@@ -615,7 +726,7 @@ static int sleep_in_select(struct select_call *call)
                           .descriptors = (uint32_t)call->count,
                           .timeout = from_timespec(call->timeout)};
     for (int i = 0;
-         i < call->count && i < FD_SETSIZE && any_known() && call->sets[0] && sleep.timeout; i++)
+         i < call->count && i < FD_SETSIZE && any_known() && call->sets[0] && counts(&sleep); i++)
         if (FD_ISSET(i, call->sets[0]))
             add(&sleep, i);
     if (sleep.count == 0)
@@ -661,27 +772,51 @@ struct epoll_call {
     int epoll;
     struct epoll_event *events;
     int count, timeout;
+    const struct timespec *precise; /* of epoll_pwait2() */
     const sigset_t *mask;
+    bool is_pwait2;
 };
 
 static int wait_epoll(void *data, int ms)
 {
     const struct epoll_call *call = data;
+    if (call->is_pwait2 && ms < 0)
+        return cqn_real.epoll_pwait2(call->epoll, call->events, call->count, call->precise,
+                                     call->mask);
     return cqn_real.epoll_pwait(call->epoll, call->events, call->count, ms < 0 ? call->timeout : ms,
                                 call->mask);
+}
+
+static int sleep_in_epoll(struct epoll_call *call, uint64_t timeout)
+{
+    struct sleep sleep = {.call = CALL_EPOLL_WAIT, .descriptors = 1, .timeout = timeout};
+    if (counts(&sleep) && any_known())
+        add(&sleep, call->epoll);
+    return sleep.count ? sleep_through(&sleep, wait_epoll, call) : wait_epoll(call, -1);
 }
 
 int cqn_hook_epoll_pwait(int epoll, struct epoll_event *events, int count, int timeout,
                          const sigset_t *mask)
 {
-    struct sleep sleep = {.call = CALL_EPOLL_WAIT, .descriptors = 1, .timeout = from_ms(timeout)};
-    struct epoll_call call = {epoll, events, count, timeout, mask};
-    if (timeout != 0 && any_known())
-        add(&sleep, epoll);
-    return sleep.count ? sleep_through(&sleep, wait_epoll, &call) : wait_epoll(&call, -1);
+    struct epoll_call call = {
+        .epoll = epoll, .events = events, .count = count, .timeout = timeout, .mask = mask};
+    return sleep_in_epoll(&call, from_ms(timeout));
 }
 
 int cqn_hook_epoll_wait(int epoll, struct epoll_event *events, int count, int timeout)
 {
     return cqn_hook_epoll_pwait(epoll, events, count, timeout, NULL);
+}
+
+/* A libc older than glibc 2.35 has none; then no program calls it. */
+int cqn_hook_epoll_pwait2(int epoll, struct epoll_event *events, int count,
+                          const struct timespec *timeout, const sigset_t *mask)
+{
+    struct epoll_call call = {.epoll = epoll,
+                              .events = events,
+                              .count = count,
+                              .precise = timeout,
+                              .mask = mask,
+                              .is_pwait2 = true};
+    return sleep_in_epoll(&call, from_timespec(timeout));
 }

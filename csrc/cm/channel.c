@@ -136,11 +136,10 @@ static int fail_conn(cqn_cm_conn *conn)
     if (!PyErr_ExceptionMatches(PyExc_Exception)) {
         return -1;
     }
-    PyObject *error = cqn_take_exception(), *result;
-    CQN_UNLOCKED(result = PyObject_CallMethod((PyObject *)conn, "fail", "O", error));
+    PyObject *error = cqn_take_exception();
+    const int rc = cqn_do_method((PyObject *)conn, "fail", error);
     Py_DECREF(error);
-    Py_XDECREF(result);
-    return result == NULL ? -1 : 0;
+    return rc;
 }
 
 /* A request whose listener has gone is rejected as the event goes. */

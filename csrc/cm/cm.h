@@ -116,7 +116,7 @@ typedef struct {
     cqn_cm_conn_params *params;     /* until they were sent; or NULL */
     struct sockaddr_in6 peer;       /* of any family; once it is closed */
     unsigned int access;            /* what the peer may do by its queue pair */
-    uint8_t depth;                  /* initiator_depth, of which the peer may grant less */
+    uint8_t depth;                  /* initiator_depth; the peer may grant less */
     int left_ms;                    /* for more tries to resolve its address */
     uint8_t state;                  /* a cqn_cm_state */
     uint8_t target;                 /* the state up to which the core takes the steps itself */
@@ -231,8 +231,8 @@ PyObject *cqn_cm_next_event(cqn_cm_channel *self);
 
 #define CQN_CM_BUDGET 0.003 /* seconds for which calls are made in an iteration of the loop */
 
-/* What a task does when an event has woken it: it closes the connection, and ends another one. The
- * time of so many calls is measured together with that of the event. */
+/* A task that an event has woken closes its connection, and ends another one. The time of so many
+ * calls is measured together with that of the event. */
 #define CQN_CM_CALLS_OF_AN_EVENT 2
 
 extern const char cqn_cm_throttled_doc[];

@@ -364,10 +364,7 @@ PyObject *cqn_cm_conns(const cqn_cm_channel *channel)
 
 int cqn_cm_conn_call(cqn_cm_conn *self, const char *method)
 {
-    PyObject *result;
-    CQN_UNLOCKED(result = PyObject_CallMethod((PyObject *)self, method, NULL));
-    Py_XDECREF(result);
-    return result == NULL ? -1 : 0;
+    return cqn_do_method((PyObject *)self, method, NULL);
 }
 
 cqn_cm_conn *cqn_cm_conn_of(const cqn_cm_id *id)

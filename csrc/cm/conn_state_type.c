@@ -212,7 +212,8 @@ static PyMethodDef conn_methods[] = {
 };
 
 static PyGetSetDef conn_getset[] = {
-    {"notifier", cqn_get_object, NULL, "What notifies threads that wait for it; None for tasks.",
+    {"notifier", cqn_get_object, NULL,
+     "It notifies threads that wait for the connection; None for tasks.",
      (void *)offsetof(cqn_cm_conn, notifier)},
     {"events", conn_get_events, NULL, "A list of the events that nobody has consumed: a copy.",
      NULL},
@@ -234,11 +235,11 @@ static PyMemberDef conn_members[] = {
      "What it does, for messages, together with the address; or None."},
     {"address", T_OBJECT_EX, offsetof(cqn_cm_conn, address), 0, "That of the peer, or None."},
     {"answer", T_OBJECT_EX, offsetof(cqn_cm_conn, answer), 0,
-     "Of a request: how it was answered, or None."},
+     "How the request was answered, or None."},
     {"group", T_OBJECT_EX, offsetof(cqn_cm_conn, group), 0,
      "The GID and the LID of a multicast group that its QP has joined, or None."},
     {"backlog", T_PYSSIZET, offsetof(cqn_cm_conn, backlog), 0,
-     "Of a listener: how many requests may wait."},
+     "How many requests may wait at a listener."},
     {"path_errors", T_PYSSIZET, offsetof(cqn_cm_conn, path_errors), READONLY,
      "How often the kernel has reported an error of the path to the peer."},
     {"datagrams", T_BOOL, offsetof(cqn_cm_conn, datagrams), 0, "Whether it is of RDMA_PS_UDP."},

@@ -2,7 +2,7 @@
 /*
  * The queue pair of a CMID, and the steps that connect it.
  *
- * What follows from what is fixed: a route is asked for once the address is known, the peer once
+ * The order of the steps is fixed: a route is asked for once the address is known, the peer once
  * the route is, and when the peer has accepted the queue pair is brought up. So the core takes
  * these steps as it reads the events, up to the target that the program has set, and Python sees
  * the end.
@@ -28,7 +28,7 @@ PyObject *cqn_cm_id_bind_qp(PyObject *op, PyObject *qp)
         PyErr_SetString(PyExc_RuntimeError, "this CMID has a QP");
         return NULL;
     }
-    /* Of the types that use a QP, this is the only one. */
+    /* No other type uses a QP. */
     if (!self->datagrams && CQN_OBJ(qp)->latest[CQN_RANK_QP] != NULL) {
         PyErr_SetString(PyExc_ValueError, "this QP belongs to another connection already");
         return NULL;
@@ -281,7 +281,7 @@ PyObject *cqn_cm_id_modify_qp(PyObject *op, PyObject *args)
                : cqn_cm_done(climb((cqn_cm_id *)op, state - 1, state, access));
 }
 
-/* Makes the transitions that are left up to RTS. Of an iWARP device the kernel makes those behind
+/* Makes the transitions that are left up to RTS. For an iWARP device the kernel makes those behind
  * INIT itself. A UD QP may be in RTS, as it has other peers already. */
 static int bring_up(cqn_cm_id *self)
 {

@@ -41,7 +41,7 @@ static cqn_cm_state state_after(const cqn_cm_id *id, enum rdma_cm_event_type typ
     }
 }
 
-/* What the library owns until the acknowledgement is copied. */
+/* Copies what the library owns only until the acknowledgement. */
 static void copy_event(cqn_cm_event *event, const struct rdma_cm_event *raw)
 {
     const bool is_request = raw->event == RDMA_CM_EVENT_CONNECT_REQUEST;

@@ -9,7 +9,7 @@
 #include "cm/conn_state.h"
 #include <errno.h>
 
-/* Of a request that was not accepted the peer gets a REJECTED, of a connection a DISCONNECTED. */
+/* The peer gets a REJECTED if the request was not accepted, and a DISCONNECTED if it was. */
 static int destroy_cm_id(void *handle)
 {
     cqn_cm_id *self = ((struct rdma_cm_id *)handle)->context;

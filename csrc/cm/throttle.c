@@ -253,8 +253,8 @@ static PyObject *cm_call_close(PyObject *op, PyObject *Py_UNUSED(unused))
 
 const char cqn_cm_throttled_doc[] =
     "throttled($self, call, /)\n--\n\n"
-    "What makes a call that takes the kernel some time, in an iteration of the loop that has "
-    "time for it, and at once if its task is cancelled: to be awaited.";
+    "An awaitable that makes a call that takes the kernel some time, in an iteration of the loop "
+    "that has time for it, and at once if its task is cancelled.";
 
 PyObject *cqn_cm_throttled(PyObject *channel, PyObject *call)
 {

@@ -77,7 +77,7 @@ static const char *check_pending(const cqn_engine *self)
         wanted += r->owner == CQN_PENDING;
     }
     MUST(self->last == before && self->len == len && self->wanted == wanted);
-    MUST(self->busy == (wanted > 0));
+    MUST(self->busy == (wanted > 0 || self->taker != NULL));
     return NULL;
 }
 
@@ -154,6 +154,7 @@ static const char *check_woken(const cqn_engine *self)
 static const char *check_closed(const cqn_engine *self)
 {
     MUST(self->cq == NULL || self->cq->engine != self);
+    MUST(self->taker == NULL && self->taker_error == NULL);
     MUST(self->claims.len == 0 && self->qp_claims.len == 0 && self->abandoned_recvs.len == 0);
     for (const cqn_awaitable *r = self->first; r != NULL; r = r->next) {
         MUST(r->kind == CQN_OF_SCOPE);

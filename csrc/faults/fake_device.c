@@ -57,7 +57,7 @@ PyObject *cqn_fake_calls(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused
 enum { MANY = 64 };
 typedef struct {
     struct ibv_qp *qp;     /* as the core knows it; NULL: none */
-    struct ibv_qp *real;   /* the same, but for XRC_RECV; NULL: its SRQ has gone */
+    struct ibv_qp *real;   /* the same, except for XRC_RECV; NULL: its SRQ has gone */
     enum ibv_qp_type type; /* that it takes the place of */
     int *used;             /* the count of users of its domain or table, or NULL */
 } fake_qp;
@@ -180,7 +180,7 @@ static struct ibv_qp *create_qp_ex(struct ibv_context *context, struct ibv_qp_in
 
 static int (*post_send_of_device)(struct ibv_qp *, struct ibv_send_wr *, struct ibv_send_wr **);
 
-/* What is to be cut into segments is sent whole, without its header; one at a time. */
+/* A message to be cut into segments is sent whole, without its header; one at a time. */
 static int post_send(struct ibv_qp *qp, struct ibv_send_wr *first, struct ibv_send_wr **bad)
 {
     struct ibv_send_wr whole = *first;

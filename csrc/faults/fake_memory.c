@@ -36,7 +36,7 @@ __attribute__((format(printf, 3, 4))) static void *note(const char *verb, void *
 
 /* ---- registering anew ---- */
 
-/* What libibverbs has behind each MR. */
+/* As libibverbs has it behind each MR. */
 struct verbs_mr {
     struct ibv_mr mr;
     int type, access;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What the module of a build for tests has besides: methods by which tests say what is to fail. */
+/* Methods that only builds for tests have: by them tests say what is to fail. */
 
 #include "faults/engine_invariants.h"
 #include "faults/fake_device.h"

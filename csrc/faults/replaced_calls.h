@@ -197,6 +197,7 @@ void cqn_ack_async_event_unless_injected(struct ibv_async_event *event);
 #define eventfd(...) MINUS_1_OR(eventfd, __VA_ARGS__)
 #define epoll_create1(...) MINUS_1_OR(epoll_create1, __VA_ARGS__)
 #define epoll_ctl(...) MINUS_1_OR(epoll_ctl, __VA_ARGS__)
+#define epoll_wait(...) MINUS_1_OR(epoll_wait, __VA_ARGS__)
 #define fcntl(...) MINUS_1_OR(fcntl, __VA_ARGS__)
 #define ppoll(...) MINUS_1_OR(ppoll, __VA_ARGS__)
 #define madvise(...) MINUS_1_OR(madvise, __VA_ARGS__)

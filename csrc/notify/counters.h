@@ -37,7 +37,7 @@ typedef struct {
     cqn_histogram histograms[CQN_HISTOGRAMS];
 } cqn_counters;
 
-/* What the channels of a context count, all of them together: once for each wake-up. */
+/* Counters of the channels of a context, all of them together: added to once for each wake-up. */
 typedef struct {
     uint64_t timeouts, thread_wakeups; /* of threads in get_event() */
     cqn_histogram *per_wake; /* events that a callback of an event loop read, each time it ran */

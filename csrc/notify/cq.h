@@ -5,6 +5,7 @@
  *
  *   events.c           the events of a channel: arming, reading, counting, acknowledging
  *   fetch.c            completions from the device to the awaitables or the stash; spinning
+ *   spin.c             how long a wait spins if it is to find that out itself
  *   stash.c            completions that were fetched and not handed out
  *   to_python.c        from the stash to Python, for poll()
  *   wc.c               WorkCompletion: the type, and making one; a completion as a row
@@ -21,6 +22,7 @@
 #define CQN_CQ_H
 
 #include "notify/counters.h"
+#include "notify/spin.h"
 #include "work/queue.h"
 
 /* A completion channel. The first part is for threads that sleep in get_event(), the second one
@@ -72,8 +74,12 @@ typedef struct cqn_stash_index cqn_stash_index;
 /* Completions that threads fetch without the GIL, see fetch.c. */
 typedef struct cqn_spin_buffer cqn_spin_buffer;
 
-/* What the closed CQs of one name have counted, see verbs/closed_counters.c. */
+/* The counters of the closed CQs of one name, see verbs/closed_counters.c. */
 typedef struct cqn_closed_counters cqn_closed_counters;
+
+/* A wait is for the completion of an own request or for a peer's message: the time of the one says
+ * nothing about the other. */
+typedef enum { CQN_SPIN_FOR_OWN, CQN_SPIN_FOR_PEER, CQN_SPIN_KINDS } cqn_spin_kind;
 
 /* For what a CQ raises an event; each includes those before it. */
 typedef enum { CQN_UNARMED, CQN_ARMED_SOLICITED, CQN_ARMED } cqn_armed;
@@ -117,6 +123,9 @@ struct cqn_cq {
     cqn_counts stats;
     cqn_histogram *histograms[CQN_HISTOGRAMS]; /* NULL: nothing was added */
 };
+
+/* For tests: the limits of the estimates, and how often threads that spun have polled; or None. */
+PyObject *cqn_cq_get_spin(PyObject *cq, void *unused);
 
 /* events.c */
 
@@ -166,12 +175,23 @@ int cqn_cq_fetch(cqn_cq *cq, size_t want, cqn_object **deferred);
 /* Polls the device once, for up to n. Returns how many came; *more: there may be others. */
 int cqn_cq_poll_once(cqn_cq *cq, size_t n, bool *more, cqn_object **deferred);
 
-/* As cqn_cq_fetch(), then spins for so many seconds if there is nothing. It drops the references
- * itself, so any code may have run after it. */
-int cqn_cq_fetch_or_spin(cqn_cq *cq, size_t want, double seconds);
-int cqn_cq_spin(cqn_cq *cq, size_t want, double seconds, cqn_object **deferred);
+/* Spins for so many ns, or until something is in the stash or a task is to be woken; with `any`
+ * until any completion came, even that of the task which is running. */
+int cqn_cq_spin(cqn_cq *cq, size_t want, int64_t ns, bool any, cqn_object **deferred);
 
-/* Takes over the queue of a queue pair that is gone, of which completions may still come. */
+/* After a fetch: spins if there is nothing, for so many ns, or by CQN_SPIN_AUTO as the estimate
+ * says. */
+int cqn_cq_spin_after_fetch(cqn_cq *cq, size_t want, int64_t spin, cqn_object **deferred);
+
+/* Does both, and drops the references itself, so any code may have run after it. */
+int cqn_cq_fetch_or_spin(cqn_cq *cq, size_t want, int64_t spin);
+
+/* Between these a wait spins by the estimate of its kind, see spin.h: for so many ns; 0: not at
+ * all; -1 with an exception. The second is called only if the first gave a limit. */
+int64_t cqn_cq_spin_begin(cqn_cq *cq, cqn_spin_kind kind);
+void cqn_cq_spin_end(cqn_cq *cq, cqn_spin_kind kind, int64_t limit, bool found, int64_t took);
+
+/* Takes over the queue of a queue pair that is gone, since completions of it may still come. */
 void cqn_cq_inherit(cqn_cq *cq, cqn_wr_queue *queue);
 
 /* Frees the stash and all that polling needs: the CQ is closed. */
@@ -239,6 +259,23 @@ PyObject *cqn_cq_pop_rows(cqn_cq *cq, PyObject *array);
 int cqn_wc_array_init(cqn_state *st);
 size_t cqn_wc_array_free_rows(PyObject *array);
 void cqn_wc_array_set(PyObject *array, const struct ibv_wc *wcs, size_t n);
+
+/* Around filling an array under half of the lock. False: a thread under the other half is filling
+ * it, so that this one needs all of the lock. */
+#ifdef Py_GIL_DISABLED
+bool cqn_wc_array_enter(PyObject *array);
+void cqn_wc_array_leave(PyObject *array);
+#else
+static inline bool cqn_wc_array_enter(const PyObject *array)
+{
+    (void)array;
+    return true;
+}
+static inline void cqn_wc_array_leave(const PyObject *array)
+{
+    (void)array;
+}
+#endif
 
 /* wc.c. The highest byte of wc_flags is the core's: which fields are missing, and whether the
  * message came in on a UD queue pair. Where the flags say so, imm_data is in host order from

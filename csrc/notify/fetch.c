@@ -18,12 +18,13 @@
 
 #include "notify/cq.h"
 #include <endian.h>
-#include <math.h>
+#include <sched.h>
 
 #define BATCH 64                /* completions of one ibv_poll_cq() */
 #define FEW 16                  /* completions that are enough to know whether there are any */
 #define SLICE INT64_C(10000000) /* ns without the GIL: then signals are handled */
 #define SPIN_BATCH 16
+#define ASK_EVERY 64 /* waits, for the CPUs that the thread may run on */
 #define VENDOR_RXE 0xffffff
 
 /* ---- from the device, even while a thread spins ---- */
@@ -34,6 +35,10 @@ struct cqn_spin_buffer {
         wanted; /* by a thread with the GIL; spinning threads then keep off, or would lock it out */
     atomic_bool stashed; /* there are completions in the stash now: the spin is over */
     unsigned spinning;   /* threads that may be without the GIL, which guards the number */
+    cqn_spin_estimate estimates[CQN_SPIN_KINDS]; /* these are guarded by the GIL, too */
+    bool one_cpu; /* the thread that asked last may run on one CPU only */
+    unsigned int until_asked;
+    uint64_t polls;
     size_t head, len;
     struct ibv_wc wc[SPIN_BATCH];
     cqn_wc_extra extra[SPIN_BATCH];
@@ -219,6 +224,7 @@ static int spin_once(cqn_cq *self, int64_t until)
     struct ibv_cq *handle = self->base.handle;
     cqn_context *ctx = self->base.context;
     cqn_spin_buffer *spin_buffer = self->spin_buffer;
+    uint64_t polls = 1;
     int got;
     atomic_store(&spin_buffer->stashed, false);
     spin_buffer->spinning++;
@@ -228,10 +234,12 @@ static int spin_once(cqn_cq *self, int64_t until)
                atomic_load(&self->base.closing) == 0 && atomic_load(&ctx->base.closing) == 0 &&
                cqn_now_ns() < until) {
             relax_cpu();
+            polls++;
         }
     Py_END_ALLOW_THREADS
     cqn_leave(&self->base);
     spin_buffer->spinning--;
+    spin_buffer->polls += polls;
     return got;
 }
 
@@ -357,22 +365,22 @@ static void keep_for_stash(struct ibv_wc *wcs, cqn_wc_extra *extra, size_t kept,
     }
 }
 
-/* Routes a batch. Mostly many completions in a row are of one queue, and only their work requests
- * have to be completed. Returns how many go into the stash; these are the first of the batch then.
- */
+/* Routes a batch. Mostly the work requests of many completions in a row have to be retired, and
+ * nothing else. Returns how many go into the stash; these are the first of the batch then. */
 static size_t route_batch(cqn_cq *self, struct ibv_wc *wcs, cqn_wc_extra *extra, size_t n,
                           cqn_object **deferred)
 {
     const cqn_awaiting *awaiting = self->base.state->awaiting;
     const bool alone = self->ex != NULL || (self->engine != NULL && awaiting->wants(self->engine));
-    const uint32_t special = alone ? UINT32_MAX : 1u << IBV_QPT_UD;
+    const uint32_t datagrams = 1u << IBV_QPT_UD;
     size_t kept = 0;
     for (size_t i = 0, run; i < n; i += run) {
-        cqn_wr_queue *q = cqn_wr_queue_of(self->base.state, wcs[i].wr_id);
-        const bool may_run = q != NULL && !q->is_shared && !(q->types & special);
-        size_t stay = run = may_run ? cqn_wr_completed_run(q, &wcs[i], n - i, deferred) : 0;
+        cqn_wr_queue *q;
+        size_t stay = run =
+            alone ? 0 : cqn_wr_completed_run(&self->base, datagrams, &wcs[i], n - i, &q, deferred);
         if (run == 0) {
             run = 1;
+            q = cqn_wr_queue_of(&self->base, wcs[i].wr_id);
             stay = !route_one(self, q, &wcs[i], extra ? &extra[i] : NULL, deferred);
         }
         if (q != NULL && q->waiting.first != NULL) {
@@ -410,7 +418,7 @@ static int fetch_batch(cqn_cq *self, size_t *n, cqn_object **deferred)
     const size_t kept = route_batch(self, wc, extra, (size_t)got, deferred);
     memset(wc + kept, 0, ((size_t)got - kept) * sizeof(*wc));
     self->stash_len += kept;
-    if (got == 0 && self->orphans != NULL) {
+    if (got == 0 && self->orphans != NULL && CQN_HOLDS_ALL) { /* they are in the module's table */
         drop_orphans(self);
     }
     return got;
@@ -502,14 +510,16 @@ static bool found_nothing(const cqn_cq *self)
            (self->engine == NULL || !self->base.state->awaiting->has_work(self->engine));
 }
 
-int cqn_cq_spin(cqn_cq *self, size_t want, double seconds, cqn_object **deferred)
+int cqn_cq_spin(cqn_cq *self, size_t want, int64_t ns, bool any, cqn_object **deferred)
 {
     if (make_spin_buffer(self) < 0) {
         return -1;
     }
+    const uint64_t before = self->stats.fetched;
     int64_t now = cqn_now_ns();
-    const int64_t end = now + (int64_t)ceil(seconds * 1e9);
-    for (; found_nothing(self) && now < end; now = cqn_now_ns()) {
+    const int64_t end = now + ns;
+    for (; found_nothing(self) && !(any && self->stats.fetched != before) && now < end;
+         now = cqn_now_ns()) {
         int got = spin_once(self, end - now > SLICE ? now + SLICE : end);
         /* A handler can do anything, so completions stay in the buffer until it is over. */
         int rc;
@@ -528,13 +538,77 @@ int cqn_cq_spin(cqn_cq *self, size_t want, double seconds, cqn_object **deferred
     return 0;
 }
 
-int cqn_cq_fetch_or_spin(cqn_cq *self, size_t want, double seconds)
+/* On one CPU what is waited for can need the CPU that the spin takes. A thread can be moved, so the
+ * question is asked again now and then. */
+static bool has_one_cpu(cqn_spin_buffer *self)
+{
+    if (self->until_asked == 0) {
+        cpu_set_t cpus;
+        self->until_asked = ASK_EVERY;
+        self->one_cpu = sched_getaffinity(0, sizeof(cpus), &cpus) == 0 && CPU_COUNT(&cpus) == 1;
+    }
+    self->until_asked--;
+    return self->one_cpu;
+}
+
+int64_t cqn_cq_spin_begin(cqn_cq *self, cqn_spin_kind kind)
+{
+    if (make_spin_buffer(self) < 0) {
+        return -1;
+    }
+    cqn_spin_buffer *spin_buffer = self->spin_buffer;
+    return has_one_cpu(spin_buffer) ? 0 : cqn_spin_begin(&spin_buffer->estimates[kind]);
+}
+
+void cqn_cq_spin_end(cqn_cq *self, cqn_spin_kind kind, int64_t limit, bool found, int64_t took)
+{
+    if (self->spin_buffer != NULL) { /* else the CQ was closed */
+        cqn_spin_end(&self->spin_buffer->estimates[kind], (uint32_t)limit, found, took);
+    }
+}
+
+static int spin_by_estimate(cqn_cq *self, size_t want, cqn_object **deferred)
+{
+    const int64_t limit = cqn_cq_spin_begin(self, CQN_SPIN_FOR_PEER);
+    if (limit <= 0) {
+        return limit < 0 ? -1 : 0;
+    }
+    const int64_t began = cqn_now_ns();
+    const int rc = cqn_cq_spin(self, want, limit, false, deferred);
+    if (rc == 0) {
+        cqn_cq_spin_end(self, CQN_SPIN_FOR_PEER, limit, !found_nothing(self), cqn_now_ns() - began);
+    }
+    return rc;
+}
+
+int cqn_cq_spin_after_fetch(cqn_cq *self, size_t want, int64_t spin, cqn_object **deferred)
+{
+    if (!found_nothing(self)) {
+        return 0;
+    }
+    return spin == CQN_SPIN_AUTO ? spin_by_estimate(self, want, deferred)
+                                 : cqn_cq_spin(self, want, spin, false, deferred);
+}
+
+int cqn_cq_fetch_or_spin(cqn_cq *self, size_t want, int64_t spin)
 {
     cqn_object *deferred = NULL;
     int rc = cqn_cq_fetch(self, want, &deferred);
-    if (rc == 0 && seconds > 0 && found_nothing(self)) {
-        rc = cqn_cq_spin(self, want, seconds, &deferred);
+    if (rc == 0 && spin != 0) {
+        rc = cqn_cq_spin_after_fetch(self, want, spin, &deferred);
     }
     cqn_decref_deferred(deferred);
     return rc;
+}
+
+PyObject *cqn_cq_get_spin(PyObject *op, void *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    const cqn_spin_buffer *spin_buffer = ((cqn_cq *)op)->spin_buffer;
+    if (spin_buffer == NULL) {
+        Py_RETURN_NONE;
+    }
+    return Py_BuildValue("(IIK)", cqn_spin_usual(&spin_buffer->estimates[CQN_SPIN_FOR_OWN]),
+                         cqn_spin_usual(&spin_buffer->estimates[CQN_SPIN_FOR_PEER]),
+                         (unsigned long long)spin_buffer->polls);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * From the stash to Python: completions as objects, as wr_ids, as rows of a WCArray. What is made
- * of them is made first, and then they leave the stash: so none is lost where memory is short, or
+ * From the stash to Python: completions as objects, as wr_ids, as rows of a WCArray. They leave
+ * the stash only when all of their objects were made: so none is lost where memory is short, or
  * where the garbage collector runs code that polls the same CQ.
  */
 

@@ -106,14 +106,36 @@ typedef struct {
     cqn_state *state;    /* the type keeps the state alive, and this object the type */
     cqn_wc_extra *extra; /* owned by this object, or NULL */
     struct ibv_wc raw;
+#ifdef Py_GIL_DISABLED
+    bool status_is_lent, opcode_is_lent; /* see enum_member() */
+#endif
 } work_completion;
 
-/* The member of the enum for that value; a value that the enum does not know stays an int. */
+/* The member of the enum for that value; a value that the enum does not know stays an int. Without
+ * a GIL threads that count references to one object all wait for its cache line, so a member is
+ * lent: it lives as long as the process, see lend_members(). */
+#ifdef Py_GIL_DISABLED
+static PyObject *enum_member(PyObject *const *table, size_t n, uint32_t value, bool *is_lent)
+{
+    *is_lent = value < n && table[value] != NULL;
+    return *is_lent ? table[value] : PyLong_FromUnsignedLong(value);
+}
+#define ENUM_MEMBER(wc, field, table, n, value) enum_member(table, n, value, &(wc)->field##_is_lent)
+#define DROP_MEMBER(wc, field)        \
+    do {                              \
+        if (!(wc)->field##_is_lent) { \
+            Py_DECREF((wc)->field);   \
+        }                             \
+    } while (0)
+#else
 static PyObject *enum_member(PyObject *const *table, size_t n, uint32_t value)
 {
     return value < n && table[value] != NULL ? Py_NewRef(table[value])
                                              : PyLong_FromUnsignedLong(value);
 }
+#define ENUM_MEMBER(wc, field, table, n, value) enum_member(table, n, value)
+#define DROP_MEMBER(wc, field) Py_DECREF((wc)->field)
+#endif
 
 static bool is_ok(const struct ibv_wc *raw)
 {
@@ -167,8 +189,8 @@ static void wc_dealloc(PyObject *op)
     work_completion *self = (work_completion *)op;
     PyTypeObject *type = Py_TYPE(op);
     Py_DECREF(self->wr_id);
-    Py_DECREF(self->status);
-    Py_DECREF(self->opcode);
+    DROP_MEMBER(self, status);
+    DROP_MEMBER(self, opcode);
     Py_DECREF(self->byte_len);
     if (self->extra != NULL) {
         PyMem_Free(self->extra);
@@ -179,12 +201,38 @@ static void wc_dealloc(PyObject *op)
 
 /* ---- making one ---- */
 
+/* Without a GIL the members get a reference that is never dropped, and the interpreter counts none
+ * of its own to them where it need not. */
+static void lend_members(PyObject *const *table, size_t n)
+{
+#ifdef Py_GIL_DISABLED
+    for (size_t i = 0; i < n; i++) {
+        if (table[i] != NULL) {
+            Py_INCREF(table[i]);
+            PyUnstable_Object_EnableDeferredRefcount(table[i]);
+        }
+    }
+#else
+    (void)table, (void)n;
+#endif
+}
+
 int cqn_wc_prepare(cqn_state *st)
 {
+#ifdef Py_GIL_DISABLED
+    if (st->wc_status[IBV_WC_SUCCESS] != NULL) { /* the members are lent already */
+        return 0;
+    }
+#endif
     if (cqn_know_members("WCOpcode", st->wc_opcode, CQN_WC_OPCODES) < 0) {
         return -1;
     }
-    return cqn_know_members("WCStatus", st->wc_status, CQN_WC_STATUSES);
+    lend_members(st->wc_opcode, CQN_WC_OPCODES);
+    if (cqn_know_members("WCStatus", st->wc_status, CQN_WC_STATUSES) < 0) {
+        return -1;
+    }
+    lend_members(st->wc_status, CQN_WC_STATUSES);
+    return 0;
 }
 
 static int set_extra(work_completion *self, const cqn_wc_extra *extra, uint32_t fields)
@@ -204,14 +252,20 @@ static bool is_sized(const struct ibv_wc *raw)
     return is_ok(raw) && !(raw->wc_flags & CQN_WC_LACKS(IBV_WC_EX_WITH_BYTE_LEN));
 }
 
-/* Completions in a row mostly have one length, and share its int. */
+/* Completions in a row mostly have one length, and share its int; not without a GIL, where others
+ * make some at the same time. */
 static PyObject *shared_byte_len(cqn_state *st, uint32_t value)
 {
+#ifdef Py_GIL_DISABLED
+    (void)st;
+    return PyLong_FromUnsignedLong(value);
+#else
     if (st->byte_len == NULL || st->byte_len_value != value) {
         Py_XSETREF(st->byte_len, PyLong_FromUnsignedLong(value));
         st->byte_len_value = value;
     }
     return Py_XNewRef(st->byte_len);
+#endif
 }
 
 /* Whether what is made of a completion differs from what is made of another, a plain one, by the
@@ -233,9 +287,9 @@ static bool is_plain(const cqn_state *st, const struct ibv_wc *raw)
 static void set_any(work_completion *self, cqn_state *st, const struct ibv_wc *raw)
 {
     const bool ok = is_ok(raw);
-    self->status = enum_member(st->wc_status, CQN_WC_STATUSES, raw->status);
-    self->opcode =
-        ok ? enum_member(st->wc_opcode, CQN_WC_OPCODES, raw->opcode) : Py_NewRef(Py_None);
+    self->status = ENUM_MEMBER(self, status, st->wc_status, CQN_WC_STATUSES, raw->status);
+    self->opcode = ok ? ENUM_MEMBER(self, opcode, st->wc_opcode, CQN_WC_OPCODES, raw->opcode)
+                      : Py_NewRef(Py_None);
     self->byte_len = is_sized(raw) ? shared_byte_len(st, raw->byte_len) : Py_NewRef(Py_None);
 }
 
@@ -259,6 +313,9 @@ PyObject *cqn_wc_new(cqn_state *st, const struct ibv_wc *raw, const cqn_wc_extra
     self->state = st;
     self->extra = NULL;
     self->raw = *raw;
+#ifdef Py_GIL_DISABLED
+    self->opcode_is_lent = false;
+#endif
     self->wr_id = PyLong_FromUnsignedLongLong(raw->wr_id);
     set_any(self, st, raw);
     if (no_null(&self->wr_id) + no_null(&self->status) + no_null(&self->opcode) +

@@ -24,7 +24,22 @@ typedef struct {
     PyObject_HEAD
     cqn_wc_row *rows;
     Py_ssize_t capacity, len;
+#ifdef Py_GIL_DISABLED
+    atomic_bool is_filled; /* at the moment, by a thread under half of the lock */
+#endif
 } wc_array;
+
+#ifdef Py_GIL_DISABLED
+bool cqn_wc_array_enter(PyObject *op)
+{
+    return !atomic_exchange(&((wc_array *)op)->is_filled, true);
+}
+
+void cqn_wc_array_leave(PyObject *op)
+{
+    atomic_store(&((wc_array *)op)->is_filled, false);
+}
+#endif
 
 size_t cqn_wc_array_free_rows(PyObject *op)
 {

@@ -237,8 +237,8 @@ static int dispatch_some(cqn_channel *self)
     return rc;
 }
 
-/* If the channel fails, this must not raise: the loop would call it again at once, for ever. What a
- * task raises to end the loop passes; nothing is lost then. */
+/* If the channel fails, this must not raise: the loop would call it again at once, for ever. An
+ * exception by which a task ends the loop passes; nothing is lost then. */
 static PyObject *channel_on_event(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;
@@ -321,8 +321,9 @@ static PyMethodDef channel_methods[] = {
     {"_on_event", channel_on_event, METH_NOARGS,
      "_on_event($self, /)\n--\n\n"
      "Read some events that have arrived, and wake those for whom completions came.\n\n"
-     "For the callback of an event loop: one task goes on in here, the others soon. What ends the "
-     "loop is raised, as KeyboardInterrupt in a task is. Wraps ibv_get_cq_event(3)."},
+     "For the callback of an event loop: one task goes on in here, the others soon. It "
+     "raises an exception that ends the loop, such as KeyboardInterrupt in a task. Wraps "
+     "ibv_get_cq_event(3)."},
     {"_set_loop", cqn_channel_set_loop, METH_VARARGS,
      "_set_loop($self, loop, on_fail, /)\n--\n\n"
      "The loop that reads its events, or None; `on_fail(error)` is called when that ends."},

@@ -37,7 +37,8 @@ static int context_clear(PyObject *op)
         cqn_async_clear(&self->base);
         cqn_netdev_close(&self->netdev);
         cqn_closed_counters_free(&self->closed_counters);
-        Py_CLEAR(self->port_fields);
+        Py_CLEAR(self->port_attr);
+        Py_CLEAR(self->gid_entry);
         PyMem_Free(self->channels.per_wake);
         self->channels.per_wake = NULL;
     }
@@ -95,6 +96,9 @@ static cqn_context *new_context(PyTypeObject *type)
     cqn_context *self = cqn_new(type, &context_kind, NULL, 0);
     if (self != NULL) {
         self->base.context = self;
+#ifdef Py_GIL_DISABLED
+        self->base.half = cqn_next_half();
+#endif
         self->reports = &((cqn_device_context *)self)->reports;
     }
     return self;
@@ -276,19 +280,19 @@ static int query_port(struct ibv_context *handle, uint8_t port, cqn_port_attr *o
                        : ibv_query_port(handle, port, &out->attr);
 }
 
-/* A tuple, not a dict: programs that wait for a port query it often. If the answer has not changed,
- * nor does the tuple. */
-static PyObject *port_fields(cqn_device_context *self, const cqn_port_attr *attr)
+/* Programs that wait for a port query it often, and get the same answer for long. */
+static PyObject *port_attr(cqn_device_context *self, const cqn_port_attr *attr)
 {
-    if (self->port_fields == NULL || memcmp(attr, &self->port, sizeof(*attr)) != 0) {
-        PyObject *fields = cqn_struct_to_tuple(attr, cqn_port_fields);
-        if (fields == NULL) {
+    if (self->port_attr == NULL || memcmp(attr, &self->port, sizeof(*attr)) != 0) {
+        PyObject *value = cqn_converted("port_attr", cqn_struct_to_tuple(attr, cqn_port_fields));
+        if (value == NULL) {
             return NULL;
         }
         memcpy(&self->port, attr, sizeof(*attr)); /* including its padding */
-        Py_XSETREF(self->port_fields, fields);
+        Py_XSETREF(self->port_attr, Py_NewRef(value));
+        return value; /* whatever dropping the other one has run */
     }
-    return Py_NewRef(self->port_fields);
+    return Py_NewRef(self->port_attr);
 }
 
 static PyObject *context_query_port(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
@@ -312,7 +316,7 @@ static PyObject *context_query_port(PyObject *op, PyObject *const *args, Py_ssiz
     memset(&attr, 0, sizeof(attr));
     CQN_IN_KERNEL(CQN_OBJ(op), err = query_port(handle, port, &attr));
     return err ? cqn_verbs_error(CQN_OBJ(op)->state, err, "ibv_query_port", "port %d", port)
-               : port_fields((cqn_device_context *)op, &attr);
+               : port_attr((cqn_device_context *)op, &attr);
 }
 
 /* The length of the table is queried first: it is the limit that an error names. */
@@ -369,6 +373,15 @@ static bool gid_index(PyObject *value, uint32_t *out)
     return n >= 0 && n <= UINT32_MAX;
 }
 
+/* LookupError, which lists the entries that there are. Returns NULL. */
+CQN_RARE static PyObject *raise_no_gid(PyObject *op, PyObject *index, uint8_t port)
+{
+    PyObject *none;
+    CQN_UNLOCKED(none = PyObject_CallMethod(op, "_raise_no_gid", "Oi", index, port));
+    assert(none == NULL);
+    return none;
+}
+
 /* With the GIL: the kernel has the table, and answers faster than the GIL would be back while
  * another thread computes. */
 static PyObject *context_query_gid(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
@@ -397,7 +410,7 @@ static PyObject *context_query_gid(PyObject *op, PyObject *const *args, Py_ssize
     }
     /* ENODATA is for an empty entry, EINVAL for one beyond the table. */
     return err == ENODATA || err == EINVAL
-               ? Py_NewRef(Py_None)
+               ? raise_no_gid(op, in[0], port)
                : cqn_verbs_error(self->base.state, err, "ibv_query_gid_ex", "port %d, index %u",
                                  port, index);
 }
@@ -554,19 +567,19 @@ static PyMethodDef context_methods[] = {
      "What the device's clock shows now.\n\nWraps ibv_query_rt_values_ex(3)."},
     {"query_port", (PyCFunction)(void (*)(void))context_query_port, METH_FASTCALL | METH_KEYWORDS,
      "query_port($self, /, port_num=1)\n--\n\n"
-     "The attributes of a port, in the order of struct ibv_port_attr; ports count from 1.\n\n"
-     "Wraps ibv_query_port(3)."},
+     "Return the state of a port, a PortAttr; ports count from 1.\n\nWraps ibv_query_port(3)."},
     {"query_pkey", (PyCFunction)(void (*)(void))context_query_pkey, METH_FASTCALL | METH_KEYWORDS,
      "query_pkey($self, /, index, port_num=1)\n--\n\n"
      "The P_Key at `index` of a port's table, as a number in our byte order.\n\n"
      "ValueError beyond the table's pkey_tbl_len entries.\n\nWraps ibv_query_pkey(3)."},
     {"query_gid_table", context_query_gid_table, METH_NOARGS,
      "query_gid_table($self, /)\n--\n\n"
-     "The valid entries of the GID tables of all ports: the GID, its index, port and type, and "
-     "the name of its network device.\n\nWraps ibv_query_gid_table(3)."},
+     "The valid entries of the GID tables of all ports.\n\nWraps ibv_query_gid_table(3)."},
     {"query_gid", (PyCFunction)(void (*)(void))context_query_gid, METH_FASTCALL | METH_KEYWORDS,
      "query_gid($self, /, index, port_num=1)\n--\n\n"
-     "One of these entries; None where the port's table has no valid one at `index`.\n\n"
+     "Return one entry of a port's GID table, a GIDEntry.\n\n"
+     "Raises LookupError where the table has no valid entry at `index`, ValueError where there is "
+     "no such port. An index changes when addresses are added or removed; `find_gid` is safer.\n"
      "Wraps ibv_query_gid_ex(3)."},
     {"from_fd", context_from_fd, METH_CLASS | METH_O,
      "from_fd($type, cmd_fd, /)\n--\n\n"

@@ -304,7 +304,7 @@ static int parse_solicited_only(cqn_cq *self, const char *function, PyObject *co
 static PyObject *cq_req_notify(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
                                PyObject *kwnames)
 {
-    CQN_LOCKED;
+    CQN_HALF_LOCKED(op);
     cqn_cq *self = (cqn_cq *)op;
     int solicited_only = parse_solicited_only(self, "req_notify", args, nargs, kwnames);
     if (solicited_only < 0 || cqn_cq_arm(self, solicited_only) < 0) {
@@ -330,10 +330,13 @@ static int arm_if_empty(cqn_cq *self, bool solicited_only)
 static PyObject *cq_arm_if_empty(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
                                  PyObject *kwnames)
 {
-    CQN_LOCKED;
+    CQN_HALF_LOCKED(op);
     cqn_cq *self = (cqn_cq *)op;
     int solicited_only = parse_solicited_only(self, "arm_if_empty", args, nargs, kwnames);
     if (solicited_only < 0) {
+        return NULL;
+    }
+    if (self->engine != NULL && !CQN_LOCK_ALL(op)) {
         return NULL;
     }
     int safe = arm_if_empty(self, solicited_only);
@@ -343,7 +346,7 @@ static PyObject *cq_arm_if_empty(PyObject *op, PyObject *const *args, Py_ssize_t
 /* Refuses more than were counted: ibv_destroy_cq() would wait for ever. */
 static PyObject *cq_ack(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    CQN_LOCKED;
+    CQN_HALF_LOCKED(op);
     static const char *const names[] = {"n", NULL};
     cqn_cq *self = (cqn_cq *)op;
     PyObject *value = NULL;
@@ -596,7 +599,10 @@ static PyMethodDef cq_methods[] = {
      "poll($self, /, max_entries=16, *, spin=0.0)\n--\n\n"
      "Up to `max_entries` completions, oldest first; fewer mean that the CQ was emptied.\n\n"
      "Never sleeps. While there is none it looks again for up to `spin` seconds, at most 60, at "
-     "the cost of a CPU but not of the GIL. A failed work request is a WorkCompletion too: see its "
+     "the cost of a CPU but not of the GIL. spin=\"auto\" looks again for as long as the latest "
+     "waits took, at most 50 us: a wait begins when poll() finds nothing, and lasts until a "
+     "completion has come; where such waits are mostly longer, or the thread has one CPU, it does "
+     "not look again. A failed work request is a WorkCompletion too: see its "
      "status. While the CQ has an AsyncCQ this is its poll().\n\n"
      "Wraps ibv_poll_cq(3), or ibv_start_poll(3) where wc_flags were given."},
     {"poll_into", cqn_cq_poll_into, METH_O,
@@ -644,6 +650,10 @@ static PyGetSetDef cq_getset[] = {
     {"context", cqn_get_context, NULL, "The Context that it belongs to.", NULL},
     {"channel", cq_get_channel, NULL, "Its CompletionChannel, or None.", NULL},
     {"_armed", cq_get_armed, NULL, "For what it is armed, as far as is known: no, solicited, any.",
+     NULL},
+    {"_spin", cqn_cq_get_spin, NULL,
+     "How many ns spin=\"auto\" spins now, for own requests and for a peer, and how often threads "
+     "that spun have polled; None before the first of them.",
      NULL},
     {"_held", cq_get_held, NULL, "Completions that were taken from the device and not polled.",
      NULL},

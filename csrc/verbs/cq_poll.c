@@ -5,13 +5,16 @@
  * They fetch completions (notify/fetch.c) and return them (notify/to_python.c). With an AsyncCQ the
  * engine does both, so that poll() and the tasks that wait share the completions; the two bulk
  * methods are refused then.
+ *
+ * They hold only half of the lock (base/lock.h), unless the CQ has an AsyncCQ, or queues whose
+ * queue pair is gone.
  */
 
 #include "verbs/verbs.h"
 
 /* Converts the arguments max_entries and, unless `spin` is NULL, spin, for an open CQ. */
 static int parse_poll(cqn_cq *self, const char *function, PyObject *const *args, Py_ssize_t nargs,
-                      PyObject *kwnames, uint64_t *max, double *spin)
+                      PyObject *kwnames, uint64_t *max, int64_t *spin)
 {
     static const char *const both[] = {"max_entries", "spin", NULL};
     static const char *const only_max[] = {"max_entries", NULL};
@@ -26,6 +29,12 @@ static int parse_poll(cqn_cq *self, const char *function, PyObject *const *args,
                : 0;
 }
 
+/* An engine, and dropping a queue, change what is not the context's own. */
+static inline bool needs_all(const cqn_cq *self)
+{
+    return self->engine != NULL || self->orphans != NULL;
+}
+
 /* With an AsyncCQ only poll() is possible. */
 static int refuse_engine(const cqn_cq *self)
 {
@@ -38,12 +47,12 @@ static int refuse_engine(const cqn_cq *self)
 
 /* The objects that the requests kept alive are dropped last: that can run code which polls this CQ.
  */
-static PyObject *poll_without_engine(cqn_cq *self, uint64_t max, double spin)
+static PyObject *poll_without_engine(cqn_cq *self, uint64_t max, int64_t spin)
 {
     cqn_object *deferred = NULL;
     int rc = cqn_cq_fetch(self, max, &deferred);
-    if (rc == 0 && self->stash_len == 0 && spin > 0) {
-        rc = cqn_cq_spin(self, max, spin, &deferred);
+    if (rc == 0 && spin != 0) {
+        rc = cqn_cq_spin_after_fetch(self, max, spin, &deferred);
     }
     PyObject *list = rc < 0 ? NULL : cqn_cq_pop_wcs(self, max);
     cqn_decref_deferred(deferred);
@@ -52,11 +61,14 @@ static PyObject *poll_without_engine(cqn_cq *self, uint64_t max, double spin)
 
 PyObject *cqn_cq_poll(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    CQN_LOCKED;
+    CQN_HALF_LOCKED(op);
     cqn_cq *self = (cqn_cq *)op;
     uint64_t max;
-    double spin = 0;
+    int64_t spin = 0;
     if (parse_poll(self, "poll", args, nargs, kwnames, &max, &spin) < 0) {
+        return NULL;
+    }
+    if (needs_all(self) && !CQN_LOCK_ALL(op)) {
         return NULL;
     }
     cqn_engine *engine = cqn_engine_of(self);
@@ -70,11 +82,11 @@ PyObject *cqn_cq_poll(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyO
 
 PyObject *cqn_cq_poll_ids(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    CQN_LOCKED;
+    CQN_HALF_LOCKED(op);
     cqn_cq *self = (cqn_cq *)op;
     uint64_t max;
     if (parse_poll(self, "poll_ids", args, nargs, kwnames, &max, NULL) < 0 ||
-        refuse_engine(self) < 0) {
+        (needs_all(self) && !CQN_LOCK_ALL(op)) || refuse_engine(self) < 0) {
         return NULL;
     }
     cqn_object *deferred = NULL;
@@ -88,7 +100,7 @@ PyObject *cqn_cq_poll_ids(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
 
 PyObject *cqn_cq_poll_into(PyObject *op, PyObject *array)
 {
-    CQN_LOCKED;
+    CQN_HALF_LOCKED(op);
     cqn_cq *self = (cqn_cq *)op;
     if (cqn_open(&self->base) == NULL) {
         return NULL;
@@ -97,7 +109,8 @@ PyObject *cqn_cq_poll_into(PyObject *op, PyObject *array)
         return PyErr_Format(PyExc_TypeError, "wcs must be a cqnotify.WCArray, not %s",
                             Py_TYPE(array)->tp_name);
     }
-    if (refuse_engine(self) < 0) {
+    const bool alone = !needs_all(self) && cqn_wc_array_enter(array);
+    if ((!alone && !CQN_LOCK_ALL(op)) || refuse_engine(self) < 0) {
         return NULL;
     }
     const size_t capacity = cqn_wc_array_free_rows(array);
@@ -105,6 +118,9 @@ PyObject *cqn_cq_poll_into(PyObject *op, PyObject *array)
     PyObject *count = NULL;
     if (cqn_cq_fetch(self, capacity, &deferred) == 0) {
         count = cqn_cq_pop_rows(self, array);
+    }
+    if (alone) {
+        cqn_wc_array_leave(array);
     }
     cqn_decref_deferred(deferred);
     return count;

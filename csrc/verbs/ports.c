@@ -4,7 +4,6 @@
  */
 
 #include "verbs/context.h"
-#include <net/if.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
@@ -45,39 +44,60 @@ static Py_ssize_t gid_entries(cqn_context *self, struct ibv_context *handle)
     return total;
 }
 
-/* The name of a network device; None if there is none of that index in this network namespace.
- * if_indextoname(3) makes a socket for each question, which takes longer than the rest of
- * query_gid(): so a context keeps one, opened when it is first needed. */
-static PyObject *netdev_name(cqn_netdev *self, uint32_t ifindex)
+/* Asks for the name of a network device, which can change at any time. if_indextoname(3) makes a
+ * socket for each question, which takes longer than the rest of query_gid(): so a context keeps
+ * one, opened when it is first needed. */
+static void query_netdev(cqn_netdev *self, uint32_t ifindex, char name[IFNAMSIZ])
 {
     struct ifreq request = {.ifr_ifindex = (int)ifindex};
-    if (ifindex == 0) {
-        Py_RETURN_NONE;
-    }
     if (!self->is_open) {
         self->fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
         self->is_open = self->fd >= 0;
     }
-    return self->is_open && ioctl(self->fd, SIOCGIFNAME, &request) == 0
-               ? PyUnicode_DecodeFSDefault(request.ifr_name)
-               : Py_NewRef(Py_None);
+    if (self->is_open && ioctl(self->fd, SIOCGIFNAME, &request) == 0) {
+        strncpy(name, request.ifr_name, IFNAMSIZ - 1);
+    }
 }
 
-PyObject *cqn_gid_entry(cqn_context *self, const struct ibv_gid_entry *e)
+PyObject *cqn_converted(const char *function, PyObject *raw)
 {
-    PyObject *netdev = netdev_name(&((cqn_device_context *)self)->netdev,
-                                   cqn_is_open(&self->base) ? e->ndev_ifindex : 0);
-    if (netdev == NULL) {
-        return NULL;
-    }
+    PyObject *module = raw == NULL ? NULL : PyImport_ImportModule("cqnotify._attr_conversion");
+    PyObject *value = module == NULL ? NULL : PyObject_CallMethod(module, function, "(O)", raw);
+    Py_XDECREF(module);
+    Py_XDECREF(raw);
+    return value;
+}
+
+static PyObject *convert_gid(const cqn_gid_answer *answer)
+{
+    const struct ibv_gid_entry *e = &answer->entry;
     PyObject *fields[] = {
         PyBytes_FromStringAndSize((const char *)e->gid.raw, sizeof(e->gid.raw)),
         PyLong_FromUnsignedLong(e->gid_index),
         PyLong_FromUnsignedLong(e->port_num),
         PyLong_FromUnsignedLong(e->gid_type),
-        netdev,
+        answer->netdev[0] == '\0' ? Py_NewRef(Py_None) : PyUnicode_DecodeFSDefault(answer->netdev),
     };
-    return cqn_tuple_of(fields, Py_ARRAY_LENGTH(fields));
+    return cqn_converted("gid_entry", cqn_tuple_of(fields, Py_ARRAY_LENGTH(fields)));
+}
+
+PyObject *cqn_gid_entry(cqn_context *op, const struct ibv_gid_entry *entry)
+{
+    cqn_device_context *self = (cqn_device_context *)op;
+    cqn_gid_answer answer = {*entry, ""};
+    if (entry->ndev_ifindex != 0 && cqn_is_open(&op->base)) {
+        query_netdev(&self->netdev, entry->ndev_ifindex, answer.netdev);
+    }
+    if (self->gid_entry == NULL || memcmp(&answer, &self->gid, sizeof(answer)) != 0) {
+        PyObject *value = convert_gid(&answer);
+        if (value == NULL) {
+            return NULL;
+        }
+        self->gid = answer;
+        Py_XSETREF(self->gid_entry, Py_NewRef(value));
+        return value;
+    }
+    return Py_NewRef(self->gid_entry);
 }
 
 static PyObject *gid_list(cqn_context *self, const struct ibv_gid_entry *entries, ssize_t n)
@@ -119,7 +139,7 @@ static PyObject *indices_of(PyObject *list, uint8_t port)
 {
     PyObject *text = PyUnicode_FromString("");
     for (Py_ssize_t i = 0; text != NULL && i < PyList_GET_SIZE(list); i++) {
-        PyObject *entry = PyList_GET_ITEM(list, i), *more;
+        PyObject *entry = PyList_GET_ITEM(list, i), *more; /* a GIDEntry is a tuple */
         if (PyLong_AsLong(PyTuple_GET_ITEM(entry, 2)) == port) {
             more = PyUnicode_FromFormat("%U%s%S", text, PyUnicode_GET_LENGTH(text) > 0 ? ", " : "",
                                         PyTuple_GET_ITEM(entry, 1));

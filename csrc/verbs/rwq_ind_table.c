@@ -204,7 +204,7 @@ static PyType_Slot table_slots[] = {
      "RwqIndTable(context, wqs)\n--\n\n"
      "A table of WQs: QP(..., rwq_ind_tbl=...) spreads its packets over them, by a hash of what "
      "their headers say.\n\n"
-     "`wqs` has a power of two of WQs, of which some can be the same. BusyError at close() while "
+     "`wqs` has a power of two of WQs; some can be the same. BusyError at close() while "
      "queue pairs use it. VerbsError (EOPNOTSUPP) where the device has none.\n\n"
      "Wraps ibv_create_rwq_ind_table(3)."},
     {Py_tp_new, table_new},

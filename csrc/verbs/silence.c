@@ -18,7 +18,7 @@
 
 #define PEEKS 64 /* the most CQs of a channel that are polled */
 
-/* What the wait was for: an event of any CQ of a channel, or completions of one CQ. */
+/* The CQs that the wait was for: any CQ of a channel, or one CQ. */
 typedef struct {
     const cqn_context *context;
     const cqn_channel *channel;

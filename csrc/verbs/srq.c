@@ -351,7 +351,7 @@ static cqn_srq *new_srq(PyTypeObject *type, const srq_args *a)
         self->cq = n > 1 ? (cqn_cq *)used[1] : NULL;
         self->type = a->type;
         self->user_data = Py_NewRef(a->user_data);
-        self->rq = cqn_wr_queue_new_shared(self->base.state);
+        self->rq = cqn_wr_queue_new_shared(&self->base);
         self->max_num_tags = a->tm.max_num_tags;
     }
     if (self != NULL && self->max_num_tags > 0 &&
@@ -685,8 +685,9 @@ static PyType_Slot srq_slots[] = {
      "max_ops=0, user_data=None)\n--\n\n"
      "A shared receive queue: any number of queue pairs, QP(..., srq=...), receive from it.\n\n"
      "It has room for at least `max_wr` receives of up to `max_sge` elements. `srq_limit` arms its "
-     "limit, see modify_srq(). BusyError at close() while queue pairs use it. What one took "
-     "of it and did not complete when it was closed or reset is kept until the SRQ is closed.\n\n"
+     "limit, see modify_srq(). BusyError at close() while queue pairs use it. A receive that a "
+     "queue pair took and did not complete before it was closed or reset is kept until the SRQ is "
+     "closed.\n\n"
      "`srq_type` is an SRQType. One of type XRC, of the domain `xrcd`, gets the messages that name "
      "its number, see get_srq_num(), and they complete on `cq`. One of type TM matches tags, in "
      "the "

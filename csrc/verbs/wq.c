@@ -156,7 +156,7 @@ CQN_RARE static PyObject *wq_new(PyTypeObject *type, PyObject *args, PyObject *k
     }
     self->cq = (cqn_cq *)used[1];
     self->user_data = Py_NewRef(a.user_data);
-    self->rq = cqn_wr_queue_new_shared(self->base.state);
+    self->rq = cqn_wr_queue_new_shared(&self->base);
     struct ibv_wq *wq = self->rq == NULL ? NULL : create_wq(self, &a.attr);
     if (wq == NULL) {
         Py_DECREF(self);
@@ -216,7 +216,7 @@ static int carry_out(cqn_wq *self, struct ibv_wq_attr *attr)
     const bool moves = attr->attr_mask & IBV_WQ_ATTR_STATE;
     const uint32_t before = self->state;
     const bool resets = moves && attr->wq_state == IBV_WQS_RESET;
-    cqn_wr_queue *fresh = resets ? cqn_wr_queue_new_shared(self->base.state) : NULL;
+    cqn_wr_queue *fresh = resets ? cqn_wr_queue_new_shared(&self->base) : NULL;
     if (resets && fresh == NULL) {
         return -1;
     }

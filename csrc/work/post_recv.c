@@ -37,11 +37,16 @@ static PyObject *refuse_recv(const cqn_recv_queue *q, int err, PyObject *bad_wr,
                                             .bad_wr = bad_wr});
 }
 
-/* `object` is the RecvWR, or NULL. */
+/* `object` is the RecvWR, or NULL. The post writes to the request: without a GIL to a copy, since
+ * another thread can post the same RecvWR under the other half of the lock. */
 static PyObject *post_one_recv(const cqn_recv_queue *q, struct ibv_recv_wr *wr, uint64_t wr_id,
                                const cqn_sg *sg, PyObject *object)
 {
     size_t posted;
+#ifdef Py_GIL_DISABLED
+    struct ibv_recv_wr copy = *wr;
+    wr = &copy;
+#endif
     const size_t entries = cqn_wr_entries(sg);
     if (admit_recv(q, sg) < 0 || cqn_wr_queue_reserve(q->wr_queue, entries) < 0) {
         return NULL;
@@ -273,14 +278,21 @@ static inline bool is_recv_ready(const cqn_qp *qp, const cqn_sg *sg)
 /* The fast path, and the call of the general one. */
 PyObject *cqn_qp_post_recv(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    CQN_LOCKED;
+    CQN_HALF_LOCKED(op);
     cqn_qp *qp = (cqn_qp *)op;
     simple_recv simple;
     struct ibv_recv_wr *wr = NULL, *bad = NULL;
     const cqn_sg *sg = NULL;
     uint64_t wr_id = 0;
+#ifdef Py_GIL_DISABLED
+    struct ibv_recv_wr copy; /* see post_one_recv() */
+#endif
     if (nargs == 1 && kwnames == NULL && Py_IS_TYPE(args[0], qp->base.state->RecvWR)) {
         wr = &((cqn_recv_wr *)args[0])->wr;
+#ifdef Py_GIL_DISABLED
+        copy = *wr;
+        wr = &copy;
+#endif
         wr_id = ((cqn_recv_wr *)args[0])->wr_id;
         sg = &((cqn_recv_wr *)args[0])->sg;
     }
@@ -330,6 +342,30 @@ int cqn_post_awaited_recv(cqn_qp *qp, const cqn_sg *sg, cqn_awaitable *awaitable
     return err;
 }
 
+int cqn_post_own_recvs(cqn_qp *qp, cqn_mr *mr, struct ibv_recv_wr *wrs, size_t n)
+{
+    cqn_object *pinned = CQN_OBJ(mr);
+    const cqn_sg sg = {.pinned = &pinned, .num_pinned = 1};
+    cqn_recv_queue q;
+    if (queue_of_qp(&qp->base, &q) < 0 || cqn_open(&mr->base) == NULL ||
+        cqn_wr_queue_reserve(qp->rq, n) < 0) {
+        return -1;
+    }
+    const uint64_t first = qp->rq->next;
+    for (size_t i = 0; i < n; i++) {
+        cqn_wr_queue_push(qp->rq, &(cqn_wr){.wr_id = wrs[i].wr_id}, &sg);
+        wrs[i].wr_id = cqn_wr_id(qp->rq, first + i);
+        wrs[i].next = i + 1 < n ? &wrs[i + 1] : NULL;
+    }
+    size_t posted;
+    const int err = post_recvs(&q, wrs, n, &posted);
+    (void)posted;
+    if (err != 0) {
+        refuse_recv(&q, err, NULL, posted, n);
+    }
+    return err == 0 ? 0 : -1;
+}
+
 void cqn_refuse_recv(cqn_qp *qp, int err)
 {
     cqn_recv_queue q;
@@ -371,6 +407,6 @@ const char cqn_srq_post_recv_doc[] =
 PyObject *cqn_srq_post_recv(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
                             PyObject *kwnames)
 {
-    CQN_LOCKED;
+    CQN_HALF_LOCKED(op);
     return cqn_post_recv(CQN_OBJ(op), queue_of_srq, args, nargs, kwnames);
 }

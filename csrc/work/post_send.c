@@ -271,10 +271,18 @@ static int try_one(cqn_qp *qp, cqn_send *send, cqn_awaitable *awaitable, size_t 
     return err;
 }
 
-/* `object` is the SendWR, or NULL. */
+/* `object` is the SendWR, or NULL. The post writes to the request: without a GIL to a copy, since
+ * another thread can post the same SendWR under the other half of the lock. */
 static PyObject *post_one_send(cqn_qp *qp, cqn_send *send, PyObject *object)
 {
     size_t posted;
+#ifdef Py_GIL_DISABLED
+    cqn_send copy;
+    if (object != NULL) {
+        copy = *send;
+        send = &copy;
+    }
+#endif
     int err = try_one(qp, send, NULL, &posted);
     if (err < 0) {
         return NULL;
@@ -310,6 +318,35 @@ int cqn_post_probe(cqn_qp *qp)
     cqn_wr_queue_push(qp->sq, &(cqn_wr){.marks = CQN_WR_PROBE, .signaled = true}, &(cqn_sg){0});
     qp->sq->probe = CQN_PROBE_POSTED;
     return 0;
+}
+
+int cqn_post_own_sends(cqn_qp *qp, cqn_mr *mr, struct ibv_send_wr *wrs, size_t n, uint64_t wr_id)
+{
+    cqn_object *pinned = CQN_OBJ(mr);
+    const cqn_sg sg = {.pinned = &pinned, .num_pinned = 1};
+    if (cqn_open(&qp->base) == NULL || cqn_open(&mr->base) == NULL ||
+        cqn_qp_require_state(qp, IBV_QPS_RTS, "ibv_post_send") < 0 ||
+        cqn_wr_queue_reserve(qp->sq, n) < 0) {
+        return -1;
+    }
+    cqn_wr_cursor at = cqn_wr_queue_cursor(qp->sq);
+    for (size_t i = 0; i < n; i++) {
+        wrs[i].wr_id = cqn_wr_queue_next_id(qp->sq, &at, 1);
+        wrs[i].next = i + 1 < n ? &wrs[i + 1] : NULL;
+    }
+    size_t posted;
+    const int err = post_sends(qp, wrs, n, &posted);
+    for (size_t i = 0; i < posted; i++) {
+        const bool signaled = qp->sq_sig_all || (wrs[i].send_flags & IBV_SEND_SIGNALED);
+        cqn_wr_queue_push(qp->sq, &(cqn_wr){.wr_id = wr_id + i, .signaled = signaled}, &sg);
+    }
+    if (posted < n) {
+        cqn_wr_queue_refused(qp->sq, n - posted);
+    }
+    if (err != 0) {
+        refuse_send(qp, "ibv_post_send", err, NULL, posted, n);
+    }
+    return err == 0 ? 0 : -1;
 }
 
 void cqn_refuse_send(const cqn_qp *qp, int err)
@@ -464,7 +501,7 @@ const char cqn_qp_post_send_doc[] =
 
 PyObject *cqn_qp_post_send(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    CQN_LOCKED;
+    CQN_HALF_LOCKED(op);
     cqn_qp *qp = (cqn_qp *)op;
     PyTypeObject *type = qp->base.state->SendWR;
     if (cqn_open(&qp->base) == NULL) {

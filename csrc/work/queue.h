@@ -71,7 +71,10 @@ struct cqn_wr_queue {
     uint32_t free;  /* of an SRQ: the first free slot */
     uint16_t types; /* of the queue pairs that use it: bits 1 << IBV_QPT_* */
     bool is_shared; /* it is the queue of an SRQ */
-    uint8_t probe;  /* cqn_probe */
+#ifdef Py_GIL_DISABLED
+    uint8_t half; /* that of its context, see lock.h */
+#endif
+    uint8_t probe;        /* cqn_probe */
     cqn_waitlist waiting; /* operations that wait for free slots */
     cqn_qp *qp; /* its queue pair; NULL: it is the queue of an SRQ, or the queue pair is gone */
     size_t *flushes; /* the count of flushed queues of its CQ, while this is one of them; or NULL */
@@ -114,12 +117,30 @@ static inline uint64_t cqn_wr_position(uint64_t id)
     return id >> 24;
 }
 
-/* The queue that the id names, or NULL. */
-static inline cqn_wr_queue *cqn_wr_queue_of(const cqn_state *st, uint64_t id)
+/* Finds the queue that the id of a completion names, in the module's table. Without a GIL only one
+ * under the same half of the lock as the CQ, which the caller holds. */
+static inline bool cqn_wr_queue_find(cqn_wr_queue *const *queues, uint32_t len,
+                                     const cqn_object *cq, uint64_t id, cqn_wr_queue **found)
 {
     const uint32_t number = id & (CQN_WR_NUMBERS - 1);
-    cqn_wr_queue *queue = number < st->queues_len ? st->queues[number] : NULL;
-    return (uintptr_t)queue & 1 ? NULL : queue;
+    if (number >= len || ((uintptr_t)queues[number] & 1)) { /* a link of free numbers */
+        return false;
+    }
+    *found = queues[number];
+#ifdef Py_GIL_DISABLED
+    return (*found)->half == cq->half;
+#else
+    (void)cq;
+    return true;
+#endif
+}
+
+/* The same, or NULL. */
+static inline cqn_wr_queue *cqn_wr_queue_of(const cqn_object *cq, uint64_t id)
+{
+    const cqn_state *st = cq->state;
+    cqn_wr_queue *queue;
+    return cqn_wr_queue_find(st->queues, st->queues_len, cq, id, &queue) ? queue : NULL;
 }
 
 /* wr_queue.c */
@@ -132,7 +153,7 @@ cqn_wr_queue *cqn_wr_queue_new(cqn_qp *qp, uint32_t types, cqn_srq *srq);
 bool cqn_wr_queue_has(const cqn_wr_queue *queue, uint64_t id);
 
 /* A new queue of an SRQ. */
-cqn_wr_queue *cqn_wr_queue_new_shared(cqn_state *st);
+cqn_wr_queue *cqn_wr_queue_new_shared(const cqn_object *srq);
 
 /* Drops a user, and with the last one the queue. */
 void cqn_wr_queue_drop(cqn_state *st, cqn_wr_queue *queue);
@@ -145,11 +166,12 @@ void cqn_wr_queue_flushes(cqn_wr_queue *queue, size_t *count);
  * keep alive to `deferred`; only their wr_ids stay. */
 void cqn_wr_queue_forget(cqn_wr_queue *queue, cqn_object **deferred);
 
-/* Retires the requests of as many of n completions, from the first on, as belong to consecutive
- * plain requests of that queue: most do. Returns how many; 0: use cqn_wr_completed() for the first
- * one. */
-size_t cqn_wr_completed_run(cqn_wr_queue *queue, struct ibv_wc *wcs, size_t n,
-                            cqn_object **deferred);
+/* Retires the requests of as many of n completions, from the first on, as belong to plain requests
+ * of queue pairs' queues of other types than `special` (bits as those of cqn_wr_queue.types): most
+ * do. Ends after one of a queue for which operations wait. Returns how many, and the queue of the
+ * last one; 0: use cqn_wr_completed() for the first one. */
+size_t cqn_wr_completed_run(const cqn_object *cq, uint32_t special, struct ibv_wc *wcs, size_t n,
+                            cqn_wr_queue **last, cqn_object **deferred);
 
 /* Retires the request that completed, and in a queue pair's queue all before it. Returns the
  * request if a task awaits it, borrowed; otherwise NULL, and the completion has the user's wr_id.

@@ -14,7 +14,7 @@
  *   mw_state.c    what requests do to memory windows
  *
  * A request is made from the arguments of a call, on the stack, or as an object
- * of its own. What does not depend on the queue is checked when it is made, the
+ * of its own. All that does not depend on the queue is checked when it is made, the
  * rest, and what can have changed, at each post. From there on no Python code
  * runs until the device has it and it is in the WR queue.
  */
@@ -71,6 +71,12 @@ int cqn_post_awaited_recv(cqn_qp *qp, const cqn_sg *sg, cqn_awaitable *awaitable
 /* Posts a probe: an RDMA write of no bytes, which needs no receive and no memory of the peer. Only
  * a peer that is alive acknowledges it. -1 with an exception. */
 int cqn_post_probe(cqn_qp *qp);
+
+/* Posts an array of n requests that the core has made itself, of memory of that MR, which they keep
+ * alive. The first wr_id is `wr_id`, and each other one more by 1; those of the receives are in
+ * their structs. -1 with an exception: some may be posted, and none of them counts as refused. */
+int cqn_post_own_sends(cqn_qp *qp, cqn_mr *mr, struct ibv_send_wr *wrs, size_t n, uint64_t wr_id);
+int cqn_post_own_recvs(cqn_qp *qp, cqn_mr *mr, struct ibv_recv_wr *wrs, size_t n);
 
 /* Raise VerbsError for the errno that a post returned. */
 void cqn_refuse_send(const cqn_qp *qp, int err);

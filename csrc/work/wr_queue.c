@@ -100,7 +100,7 @@ static void unregister_queue(cqn_state *st, const cqn_wr_queue *q)
 /* ---- a queue, and its capacity ---- */
 
 /* It has one user, and a number by which completions find it. */
-static cqn_wr_queue *new_queue(cqn_state *st)
+static cqn_wr_queue *new_queue(const cqn_object *owner)
 {
     cqn_wr_queue *q = PyMem_Calloc(1, sizeof(*q));
     if (q == NULL) {
@@ -108,7 +108,10 @@ static cqn_wr_queue *new_queue(cqn_state *st)
         return NULL;
     }
     q->users = 1;
-    if (register_queue(st, q) < 0) {
+#ifdef Py_GIL_DISABLED
+    q->half = owner->half;
+#endif
+    if (register_queue(owner->state, q) < 0) {
         PyMem_Free(q);
         return NULL;
     }
@@ -117,7 +120,7 @@ static cqn_wr_queue *new_queue(cqn_state *st)
 
 cqn_wr_queue *cqn_wr_queue_new(cqn_qp *qp, uint32_t types, cqn_srq *srq)
 {
-    cqn_wr_queue *q = new_queue(qp->base.state);
+    cqn_wr_queue *q = new_queue(&qp->base);
     if (q != NULL) {
         q->qp = qp;
         q->types = (uint16_t)types;
@@ -130,9 +133,9 @@ cqn_wr_queue *cqn_wr_queue_new(cqn_qp *qp, uint32_t types, cqn_srq *srq)
     return q;
 }
 
-cqn_wr_queue *cqn_wr_queue_new_shared(cqn_state *st)
+cqn_wr_queue *cqn_wr_queue_new_shared(const cqn_object *srq)
 {
-    cqn_wr_queue *q = new_queue(st);
+    cqn_wr_queue *q = new_queue(srq);
     if (q != NULL) {
         q->is_shared = true;
         q->next /= CQN_WR_SLOTS;
@@ -225,14 +228,6 @@ void cqn_wr_queue_push_op(cqn_wr_queue *q, uint64_t wr_id, uint64_t deleted)
 
 /* ---- completions ---- */
 
-static inline void unpin_run(cqn_object *object, size_t n, cqn_object **deferred)
-{
-    if (object != NULL) {
-        object->pins -= n;
-        cqn_decref_many_later(deferred, object, n);
-    }
-}
-
 /* Releases an entry, which stays where it is. A last reference is deferred. */
 static void release_entry(cqn_wr_queue *q, const cqn_wr *wr, cqn_object **deferred)
 {
@@ -301,46 +296,113 @@ static void pop_entries(cqn_context *ctx, cqn_wr_queue *q, size_t n, bool ok, cq
     see_if_flushed(q);
 }
 
-/* Whether `wc` says that the plain request in entry `wr`, whose id has that place, succeeded, and
- * nothing else except its length. (rxe sets the flag GRH for every receive.) */
-static inline bool is_plain_success(const cqn_wr *wr, uint64_t place, const struct ibv_wc *wc)
+/* The object that the requests of the latest completions kept alive, of all since that one: mostly
+ * it is the same for all, and is released once. */
+typedef struct {
+    cqn_object *object; /* or NULL */
+    const struct ibv_wc *since;
+} pinned_run;
+
+static inline void unpin_run(const pinned_run *run, const struct ibv_wc *end, cqn_object **deferred)
 {
-    const uint64_t id = ((uint64_t)wr->generation << 48) + place;
-    return wc->wr_id == id && wc->status == IBV_WC_SUCCESS &&
-           (wc->wc_flags & ~(unsigned)IBV_WC_GRH) == 0 && wr->plain;
+    if (run->object != NULL) {
+        const size_t n = (size_t)(end - run->since);
+        run->object->pins -= n;
+        cqn_decref_many_later(deferred, run->object, n);
+    }
 }
 
-/* The same as cqn_wr_completed() for each of them, but what they keep alive is released together.
- */
-size_t cqn_wr_completed_run(cqn_wr_queue *q, struct ibv_wc *wcs, size_t n, cqn_object **deferred)
+static inline void add_to_run(pinned_run *run, cqn_object *object, const struct ibv_wc *wc,
+                              cqn_object **deferred)
+{
+    if (object != run->object) {
+        unpin_run(run, wc, deferred);
+        *run = (pinned_run){object, wc};
+    }
+}
+
+/* Whether `wc` says that a plain request succeeded, and nothing else except its length. (rxe sets
+ * the flag GRH for every receive.) */
+static inline bool is_plain_success(const cqn_wr *wr, const struct ibv_wc *wc)
+{
+    return wc->status == IBV_WC_SUCCESS && (wc->wc_flags & ~(unsigned)IBV_WC_GRH) == 0 && wr->plain;
+}
+
+/* The same as cqn_wr_completed(), if `wc` is of the first request of the queue, and of a plain one,
+ * as none of an SRQ is. Returns whether it is. */
+static inline bool complete_first(cqn_wr_queue *q, struct ibv_wc *wc, pinned_run *pinned,
+                                  cqn_object **deferred)
+{
+    const uint64_t position = cqn_wr_position(wc->wr_id), first = q->next - q->len;
+    if (q->len == 0 || ((position - first) & (CQN_WR_SLOTS - 1)) != 0) {
+        return false;
+    }
+    const cqn_wr *wr = cqn_wr_at(q, position);
+    if (wr->generation != cqn_wr_generation(position) || !is_plain_success(wr, wc)) {
+        return false;
+    }
+    wc->wr_id = wr->wr_id;
+    add_to_run(pinned, wr->pinned, wc, deferred);
+    q->len--;
+    q->requests--;
+    q->signaled -= wr->signaled;
+    see_if_flushed(q);
+    return true;
+}
+
+/* Does it for as many of n completions as are of the next requests of the queue, one after the
+ * other. Returns how many. */
+static inline size_t complete_next(cqn_wr_queue *q, struct ibv_wc *wcs, size_t n,
+                                   pinned_run *pinned, cqn_object **deferred)
 {
     const uint64_t first = q->next - q->len, mask = q->capacity - 1;
     uint64_t place = cqn_wr_id(q, first & (CQN_WR_SLOTS - 1)); /* the id without generation */
     uint32_t i, signaled = 0;
-    size_t same = 0;
-    cqn_object *pinned = NULL;
     const uint32_t limit = n < q->len ? (uint32_t)n : q->len;
     for (i = 0; i < limit; i++) {
         const cqn_wr *wr = &q->ring[(first + i) & mask];
-        if (!is_plain_success(wr, place, &wcs[i])) {
+        if (wcs[i].wr_id != ((uint64_t)wr->generation << 48) + place ||
+            !is_plain_success(wr, &wcs[i])) {
             break;
         }
         place = (place + CQN_WR_NUMBERS) & (((uint64_t)CQN_WR_SLOTS << 24) - 1);
         wcs[i].wr_id = wr->wr_id;
         signaled += wr->signaled;
-        if (wr->pinned != pinned) {
-            unpin_run(pinned, same, deferred);
-            pinned = wr->pinned;
-            same = 0;
-        }
-        same++;
+        add_to_run(pinned, wr->pinned, &wcs[i], deferred);
     }
-    unpin_run(pinned, same, deferred);
     q->len -= i;
     q->requests -= i;
     q->signaled -= signaled;
     see_if_flushed(q);
     return i;
+}
+
+/* The first completion of a queue is retired by itself, since the next one is often of another. */
+size_t cqn_wr_completed_run(const cqn_object *cq, uint32_t special, struct ibv_wc *wcs, size_t n,
+                            cqn_wr_queue **last, cqn_object **deferred)
+{
+    cqn_wr_queue *const *queues = cq->state->queues;
+    const uint32_t queues_len = cq->state->queues_len;
+    pinned_run pinned = {NULL, wcs};
+    cqn_wr_queue *retired = NULL; /* the queue of the last one */
+    struct ibv_wc *wc = wcs, *const end = wcs + n;
+    do {
+        cqn_wr_queue *q;
+        if (!cqn_wr_queue_find(queues, queues_len, cq, wc->wr_id, &q) || (q->types & special)) {
+            break;
+        }
+        const size_t run = q == retired
+                               ? complete_next(q, wc, (size_t)(end - wc), &pinned, deferred)
+                               : complete_first(q, wc, &pinned, deferred);
+        if (run == 0) {
+            break;
+        }
+        wc += run;
+        retired = q;
+    } while (wc < end && retired->waiting.first == NULL);
+    unpin_run(&pinned, wc, deferred);
+    *last = retired;
+    return (size_t)(wc - wcs);
 }
 
 /* How many entries of a ring are done when the request of that id has completed; 0: it is not in

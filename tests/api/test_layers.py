@@ -22,7 +22,7 @@ BELOW = {
     "hw": {"_core", "face"},
     "aio": {"_core", "enums"},
     "cm": {"_core", "face", "aio"},
-    "messages": {"face", "aio", "cm"},
+    "messages": {"_core", "face", "aio", "cm"},
     "dask": {"face", "cm", "messages"},
     "metrics": {"_core"},
     "exchange": {"face"},

@@ -20,7 +20,7 @@ NAMES = {
     "AH": OBJECT | {"from_wc", "pd", "pointer"},
     "AsyncCQ": {
         *("atomic_cmp_and_swp", "atomic_fetch_and_add", "batches", "close", "closed", "completion"),
-        *("cq", "poll", "read", "recv", "scope", "send", "stats", "wait", "write"),
+        *("cq", "poll", "read", "recv", "scope", "send", "spin", "stats", "wait", "write"),
     },
     "AsyncEvent": {"cq", "event_type", "port_num", "qp", "srq", "transient"},
     "Batches": set(),

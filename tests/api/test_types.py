@@ -165,6 +165,7 @@ def test_cq(rdma_context: Context, rdma_channel: CompletionChannel) -> None:
     assert_type(cq.arm_if_empty(), bool)
     assert_type(cq.poll(), list[WorkCompletion])
     assert_type(cq.poll(16, spin=1e-6), list[WorkCompletion])
+    assert_type(cq.poll(spin="auto"), list[WorkCompletion])
     assert_type(cq.stats, CQStats)
     for number in (cq.cqe, cq.comp_vector, cq.unacked, cq.stats.events, cq.stats.spurious):
         assert_type(number, int)

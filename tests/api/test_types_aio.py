@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from types_support import DEADLINE, Pair
 
@@ -28,14 +28,17 @@ def send(a: Endpoint, b: Endpoint, wr_id: int = 0) -> None:
 
 async def test_waiting(rdma_rc_pair: Pair) -> None:
     a, b = rdma_rc_pair
-    async with AsyncCQ(b.recv_cq) as acq:
+    async with AsyncCQ(b.recv_cq, spin="auto") as acq:
         assert_type(acq, AsyncCQ)
+        assert_type(acq.spin, float | Literal["auto"])
         assert_type(acq.cq, CQ)
         send(a, b)
         assert_type(await acq.wait(), list[WorkCompletion])
         send(a, b)
         found = await acq.wait(4, spin=1e-6, solicited_only=False)
         assert_type(found, list[WorkCompletion])
+        send(a, b)
+        assert_type(await acq.wait(spin="auto"), list[WorkCompletion])
         send(a, b, wr_id=7)
         assert_type(await acq.completion(7), WorkCompletion)
         send(a, b, wr_id=8)

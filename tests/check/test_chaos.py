@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 import threading
@@ -12,20 +13,12 @@ from pathlib import Path
 import pytest
 from support import DEADLINE
 
-from cqnotify import Context
+from cqnotify import Context, WCStatus
 from cqnotify.check.chaos import FAULTS, HARMLESS, injected, parse_faults
+from cqnotify.check.report import Logs
 
 pytestmark = pytest.mark.usefixtures("ctx")
 SEEDS = range(3)
-
-
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("chaos") / "chaos_program"
-    source = Path(__file__).parent / "chaos_program.c"
-    flags = ["-std=gnu11", "-g", "-Wall", "-Wextra", "-Werror"]
-    subprocess.run(["gcc", *flags, "-o", out, source, "-libverbs"], check=True)
-    return out
 
 
 def chaos(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -83,6 +76,30 @@ def test_of_many_seeds_the_one_with_the_fewest_faults_is_named(program: Path) ->
     assert done.stderr.splitlines()[-1] == f"cqnotify chaos: again: {again}"
 
 
+def test_an_assumption_fails_by_some_seeds_and_the_shortest_repeats_it(
+    program: Path, tmp_path: Path
+) -> None:
+    """The program takes a send's completion for proof that the peer's can be polled."""
+    out = tmp_path / "runs.json"
+    options = ("--faults", "hold", "--rate", 12, "--timeout", int(DEADLINE))
+    done = chaos("--json", out, "--seeds", 12, *options, "--", program, "assume")
+    assert done.returncode == 1, done.stderr
+    runs = json.loads(out.read_text())["runs"]
+    failed = [run for run in runs if run["failed"]]
+    assert 0 < len(failed) < len(runs) == 12
+    assert all(run["code"] == 1 for run in failed)
+    fewest = min(sum(run["faults"].values()) for run in failed)
+    assert fewest < max(sum(run["faults"].values()) for run in failed)
+    shortest = next(run for run in failed if sum(run["faults"].values()) == fewest)
+    *_, named, again = done.stderr.splitlines()
+    assert f"the fewest faults: seed {shortest['seed']}: exit code 1; faults: hold" in named
+    command = shlex.split(again.removeprefix("cqnotify chaos: again: cqnotify chaos "))
+    repeated = chaos("--json", out, *command)
+    assert repeated.returncode == 1
+    assert "failed: drain(p->recvs) == 1" in repeated.stderr
+    assert json.loads(out.read_text())["runs"] == [shortest]
+
+
 def test_a_signal_taken_for_a_failure_is_found(program: Path, tmp_path: Path) -> None:
     out = tmp_path / "runs.json"
     done = chaos(
@@ -113,7 +130,7 @@ def test_a_send_fails_and_those_after_it_are_flushed(program: Path) -> None:
         assert done.returncode == 0, done.stderr
         first, then = done.stdout.splitlines()
         statuses.add(first)
-        assert then == "Work Request Flushed Error"
+        assert then == str(int(WCStatus.WR_FLUSH_ERR))
         assert faults_of(done) == "fail 1"
     assert len(statuses) > 1
 
@@ -188,4 +205,6 @@ def test_a_line_that_was_cut_is_no_fault(tmp_path: Path) -> None:
     line = '{"kind": "chaos", "fault": "late", "number": 2, "call": 5, "time": 1, "tid": 1}\n'
     (tmp_path / "1.0.log").write_text(line + line[:20])
     (tmp_path / "2.0.log").write_text(line)
-    assert injected(tmp_path) == {"late": 4}
+    logs = Logs(tmp_path)
+    logs.read()
+    assert injected(logs) == {"late": 4}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Programs of rdma-core and of perftest under the command, both ends of them.
+"""Programs of rdma-core, perftest and qperf under the command, both ends of them.
 
 Those that are right are not accused. perftest had programs that sleep for ever: these are found.
 """
@@ -22,10 +22,10 @@ not_on_iwarp = pytest.mark.not_on_iwarp("its QPs are connected by rdma_cm alone"
 PORT = 18600
 
 
-def assert_right(ends: tuple[End, End], sleeps: bool) -> None:
+def assert_right(ends: tuple[End, End], sleeps: bool, did: str = "completions") -> None:
     """Both have ended well, used the device, slept if they must, and are accused of nothing."""
     assert [(end.code, end.rules) for end in ends] == [(0, set())] * 2, [end.text for end in ends]
-    assert sum(end.counts["completions"] for end in ends) > 0
+    assert sum(end.counts[did] for end in ends) > 0
     assert sum(end.counts["events"] for end in ends) > 0 or not sleeps
 
 
@@ -108,6 +108,19 @@ def test_a_program_of_perftest_that_is_right_is_not_accused(
     assert_right(by_tcp(tmp_path, with_device(ctx, program, "-F", *options)), "-e" in options)
 
 
+@pytest.mark.not_on_iwarp("qperf asks for a QP that there is none of", only="rc_bw|rdma_read")
+@pytest.mark.parametrize("what", ["rc_lat", "rc_bw", "rc_bi_bw", "rc_rdma_read_bw"])
+def test_qperf_which_sleeps_is_not_accused(ctx: Context, what: str, tmp_path: Path) -> None:
+    server = ["qperf", "-lp", PORT]
+    devices = ["-cm1", "-li", ctx.name, "-ri", ctx.name]
+    patient = ["-to", 600]  # s; it waits for 5 otherwise, which a slow machine needs
+    client = [*server, "-t", 1, *patient, *devices, address_of(ctx), what, "quit"]
+    ends = converse(tmp_path, server, client, lambda: listens_by_tcp(PORT))
+    # On a slow machine its second is over before a queue of sends is full and it sleeps.
+    latency = what == "rc_lat"
+    assert_right(ends, sleeps=latency, did="completions" if latency else "posts")
+
+
 def is_mended(program: str) -> bool:
     """Release 23.07, which calls itself 6.16, polls before it sleeps; so do the later ones."""
     shown = subprocess.run([program, "--version"], capture_output=True, text=True).stdout
@@ -136,6 +149,9 @@ def test_a_program_of_perftest_that_hangs_is_told_why(
         assert_right(ends, sleeps=True)
         return
     found = [f for end in ends for f in end.accusations if f["rule"] == "lost-wakeup"]
+    if program in BY_CHANCE and not found:
+        assert_right(ends, sleeps=True)
+        return
     assert found, [end.text for end in ends]
     for finding in found:
         assert finding["values"]["armed"] == "before"
@@ -145,5 +161,10 @@ def test_a_program_of_perftest_that_hangs_is_told_why(
     assert ends[0].rules | ends[1].rules <= {"lost-wakeup", *ALSO.get(program, ())}
 
 
-ALSO = {"ib_send_lat": ("cq-too-small", "not-polled-after-arm")}
-"""After the event of another CQ it posts a send before the last one's completion was polled."""
+ALSO = {
+    "ib_send_bw": ("late-wakeup",),  # where an event comes after all
+    # After the event of another CQ it posts a send before the last one's completion was polled.
+    "ib_send_lat": ("cq-too-small", "not-polled-after-arm"),
+}
+BY_CHANCE = {"ib_send_lat"}
+"""All of their messages may arrive before one comes at the wrong time."""

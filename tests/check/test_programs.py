@@ -18,6 +18,9 @@ from typing import Any, NamedTuple
 import pytest
 from support import DEADLINE
 
+pytestmark = pytest.mark.not_on_iwarp(
+    "its QPs are connected by rdma_cm alone", only=r"\[(?!.*rdma_cm)"
+)
 PROGRAMS = Path(__file__).parent / "programs"
 LIBRARIES = ("-libverbs", "-lrdmacm", "-lpthread")
 HANG = {"lost-wakeup", "nothing-armed", "destroy-hangs", "full-unsignaled"}
@@ -59,6 +62,8 @@ CASES = [
     Case("lost_get_event", LOST, "sleeps in ibv_get_cq_event()", {"sleep": "await_message"}),
     Case("lost_poll", LOST, "holds 3 completions", {"sleep": "await_event", "arm": "main"}),
     Case("lost_epoll", LOST, "sleeps in epoll_wait()", {"sleep": "await_readable", "arm": "main"}),
+    Case("lost_epoll_pwait2", LOST, "in epoll_wait()", {"sleep": "await_readable", "arm": "main"}),
+    Case("lost_duplicate", LOST, "sleeps in epoll_wait()", {"sleep": "await_readable"}),
     Case("lost_select", LOST, "sleeps in select()", {"sleep": "await_readable", "poll": "drain"}),
     Case("lost_nonblocking", LOST, "sleeps in poll()", {"sleep": "await_message"}),
     Case("lost_extended", LOST, "holds 1 completion", {"sleep": "next_event", "poll": "take"}),
@@ -92,6 +97,7 @@ CASES = [
     Case("full_unsignaled_writes", "full-unsignaled", "refused", {"post": "post_writes"}),
     Case("mr_in_flight_recv", "mr-in-flight", "1 work request ", {"deregister": "main"}),
     Case("mr_in_flight_send", "mr-in-flight", "the wr_id 1,", {"deregister": "send_buffer"}),
+    Case("mr_in_flight_sges", "mr-in-flight", "the wr_id 1,", {"deregister": "send_buffers"}),
     Case("mr_in_flight_srq", "mr-in-flight", "4 work requests ", {"post": "post_recvs"}),
     Case("mr_in_flight_srq_shared", "mr-in-flight", "2 work requests ", {"post": "post_recvs"}),
     Case("mr_unmapped_munmap", "mr-unmapped", "munmap() gave", {"unmap": "give_back"}),
@@ -177,6 +183,24 @@ def test_the_mistake_is_found(case: Case, build: Build) -> None:
         (place,) = (place for place in finding["where"] if place["what"] == what)
         functions = [frame["function"] for frame in place["frames"]]
         assert function in functions, functions
+
+
+@pytest.mark.parametrize(
+    ("program", "rule", "counts"),
+    [
+        ("lost_get_event", LOST, {"arms": 1, "events": 0, "completions": 1, "posts": 2}),
+        ("nothing_armed", NOTHING, {"arms": 0, "events": 0, "sleeps": 1}),
+        ("destroy_hangs", "destroy-hangs", {"arms": 1, "events": 1, "acks": 0, "posts": 2}),
+    ],
+)
+def test_what_hung_and_was_killed_is_counted_until_it_hung(
+    program: str, rule: str, counts: dict[str, int], build: Build
+) -> None:
+    found = check(build(program, False), end_at=rule)
+    assert "so counted until a thread hung: " in found.text
+    (process,) = found.report["processes"]
+    assert not process["finished"]
+    assert {name: process["counts"][name] for name in counts} == counts
 
 
 @pytest.mark.parametrize("case", CASES, ids=IDS)

@@ -247,6 +247,10 @@ def test_without_addr2line_a_line_says_what_to_install(
             [process(), VERBS],
             "ended by a signal or still running, so without counts: ./receiver (77)",
         ),
+        (
+            [process(), VERBS, {**counts(cqs=1, polls=7), "kind": "so-far"}],
+            "ended by a signal or still running, so counted until a thread hung: ./receiver (77)",
+        ),
     ],
 )
 def test_a_program_in_which_there_was_nothing_is_told(
@@ -255,6 +259,18 @@ def test_a_program_in_which_there_was_nothing_is_told(
     code, _, err = check(capfd, program(tmp_path, *lines))
     assert code == 0
     assert f"cqnotify check: {said}" in err
+
+
+def test_one_line_says_why_a_program_cannot_be_observed(tmp_path: Path, capfd: Capture) -> None:
+    source = tmp_path / "static.c"
+    source.write_text("int main(void) { return 4; }\n")
+    path = compile_c(source, tmp_path / "static", "-static")
+    code, _, err = check(capfd, "--", path)
+    assert code == 4
+    assert err.splitlines() == [
+        f"cqnotify check: cannot observe this program: {path} is statically linked: no dynamic "
+        "linker loads the observer"
+    ]
 
 
 def test_a_rule_that_is_not_known_is_a_warning(tmp_path: Path, capfd: Capture) -> None:

@@ -27,7 +27,7 @@ from report_support import (
 from support import DEADLINE, until
 
 from cqnotify.check import _programs, running
-from cqnotify.check._log import Finding
+from cqnotify.check._log import Finding, Logs
 from cqnotify.check._programs import why_not_observed
 from cqnotify.check.running import RunError, observed_environment, run_observed
 
@@ -37,7 +37,7 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.mark.parametrize("code", [0, 1, 7, 255])
 def test_the_exit_code_is_that_of_the_program(code: int, tmp_path: Path) -> None:
-    assert run_observed(["sh", "-c", f"exit {code}"], tmp_path) == code
+    assert run_observed(["sh", "-c", f"exit {code}"], Logs(tmp_path)) == code
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGINT])
@@ -45,7 +45,7 @@ def test_one_that_a_signal_kills_has_the_exit_code_of_shells(
     number: signal.Signals, tmp_path: Path
 ) -> None:
     command = ["sh", "-c", f"ulimit -c 0; kill -{number.value} $$"]
-    assert run_observed(command, tmp_path) == 128 + number
+    assert run_observed(command, Logs(tmp_path)) == 128 + number
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_program_that_cannot_be_run_is_refused_as_by_env(
     name: str, code: int, why: str, tmp_path: Path
 ) -> None:
     with pytest.raises(RunError, match=f"^cannot run {re.escape(name)}: {why}$") as e:
-        run_observed([name], tmp_path)
+        run_observed([name], Logs(tmp_path))
     assert e.value.code == code
 
 
@@ -72,7 +72,7 @@ def test_a_script_without_an_interpreter_is_one_of_the_shell(
     path = tmp_path / "script"
     path.write_text("echo $1 $2\nexit 5\n")
     path.chmod(0o755)
-    assert run_observed([str(path), "a", "b"], tmp_path) == 5
+    assert run_observed([str(path), "a", "b"], Logs(tmp_path)) == 5
     assert capfd.readouterr().out == "a b\n"
 
 
@@ -81,14 +81,14 @@ def test_a_file_that_is_no_program_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"#!/no/such/interpreter\n")
     path.chmod(0o755)
     with pytest.raises(RunError, match="No such file") as e:
-        run_observed([str(path)], tmp_path)
+        run_observed([str(path)], Logs(tmp_path))
     assert e.value.code == 127
 
 
 def test_the_program_is_looked_up_in_its_own_path(tmp_path: Path) -> None:
     path = program(tmp_path, then="sys.exit(9)")
     env = {"PATH": f"/nowhere:{tmp_path}"}
-    assert run_observed([Path(path).name], tmp_path, environment=env) == 9
+    assert run_observed([Path(path).name], Logs(tmp_path), environment=env) == 9
 
 
 def test_the_environment_names_the_library_the_folder_and_the_records(tmp_path: Path) -> None:
@@ -110,13 +110,13 @@ def test_a_missing_observer_is_an_error(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.undo()
     monkeypatch.setattr(running, "EXTENSION_SUFFIXES", [".gone.so"])
     with pytest.raises(RunError, match=r"^the observer, _observer\.gone\.so, is not in /"):
-        run_observed(["true"], tmp_path)
+        run_observed(["true"], Logs(tmp_path))
 
 
 def test_the_signals_that_python_ignores_are_not_ignored_in_the_program(
     tmp_path: Path, capfd: Capture
 ) -> None:
-    assert run_observed(["grep", "-E", "SigIgn|SigBlk", "/proc/self/status"], tmp_path) == 0
+    assert run_observed(["grep", "-E", "SigIgn|SigBlk", "/proc/self/status"], Logs(tmp_path)) == 0
     blocked, ignored = (int(n, 16) for n in re.findall(r"\t(\w+)$", capfd.readouterr().out, re.M))
     assert blocked == 0
     assert not ignored & (1 << signal.SIGPIPE - 1 | 1 << signal.SIGXFSZ - 1)
@@ -129,7 +129,7 @@ def test_the_mask_and_the_handlers_are_as_before(tmp_path: Path) -> None:
         return mask, [signal.getsignal(number) for number in numbers]
 
     before = state()
-    run_observed(["true"], tmp_path)
+    run_observed(["true"], Logs(tmp_path))
     assert state() == before
 
 
@@ -154,7 +154,7 @@ def test_findings_are_given_while_the_program_runs(tmp_path: Path) -> None:
 
     logs = tmp_path / "logs"
     logs.mkdir()
-    assert run_observed([path], logs, on_finding=on_finding) == 0
+    assert run_observed([path], Logs(logs), on_finding=on_finding) == 0
     assert sorted(seen) == [(1, False), (1, True), (2, False), (3, False)]
 
 
@@ -165,7 +165,7 @@ def test_an_error_of_the_reader_ends_the_program(tmp_path: Path) -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        run_observed([path], tmp_path, on_finding=on_finding)
+        run_observed([path], Logs(tmp_path), on_finding=on_finding)
 
 
 # ---- signals and terminals --------------------------------------------------------------------
@@ -282,13 +282,13 @@ def test_a_static_program_is_noted_before_it_runs(tmp_path: Path, capfd: Capture
     source.write_text("int main(void) { return 4; }\n")
     path = compile_c(source, tmp_path / "static", "-static")
     notes: list[str] = []
-    assert run_observed([str(path)], tmp_path, note=notes.append) == 4
+    assert run_observed([str(path)], Logs(tmp_path), note=notes.append) == 4
     why = f"{path} is statically linked: no dynamic linker loads the observer"
     assert notes == [f"cannot observe this program: {why}"]
     script = tmp_path / "script"
     script.write_text(f"#!{path}\n")
     script.chmod(0o755)
-    assert run_observed([str(script)], tmp_path) == 4
+    assert run_observed([str(script)], Logs(tmp_path)) == 4
     assert capfd.readouterr().err == f"cqnotify: cannot observe this program: {why}\n"
 
 
@@ -328,6 +328,21 @@ def test_why_a_program_cannot_be_observed(
     assert said == why or (why is not None and said is not None and f"{path} {why}" in said)
 
 
+def test_file_capabilities_are_privileges_of_whoever_has_not_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "program"
+    path.write_bytes(elf())
+    path.chmod(0o755)
+    monkeypatch.setattr(os, "getxattr", lambda path, name: b"")
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    said = why_not_observed(str(path))
+    assert said is not None
+    assert f"{path} has file capabilities" in said
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    assert why_not_observed(str(path)) is None
+
+
 @pytest.mark.parametrize("name", _programs.CLEANERS)
 def test_sudo_and_its_like_are_told_the_other_order(name: str) -> None:
     said = why_not_observed(f"/usr/bin/{name}")
@@ -346,7 +361,7 @@ def test_a_child_that_goes_on_does_not_keep_us(tmp_path: Path) -> None:
     done = tmp_path / "done"
     command = ["sh", "-c", f"(until [ -e {done} ]; do sleep 0.01; done; rm {done}) & exit 3"]
     try:
-        assert run_observed(command, tmp_path) == 3
+        assert run_observed(command, Logs(tmp_path)) == 3
     finally:
         done.touch()
     until(lambda: not done.exists(), "it ends")

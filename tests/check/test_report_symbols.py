@@ -125,6 +125,17 @@ def test_without_a_tool_it_is_the_module_and_an_offset(
     assert symbols.missing
 
 
+def test_an_inline_verb_is_in_its_header(tmp_path: Path) -> None:
+    """Built with DWARF 5, addr2line of binutils 2.40 says that it is in the program's file."""
+    header = "/usr/include/infiniband/verbs.h"
+    for file in ("receiver.c", header):
+        assert Frame("/bin/receiver", 1, "ibv_poll_cq", file, 2888).place == f"{header}:2888"
+    own = Frame("/bin/receiver", 1, "poll_all", "receiver.c", 12)
+    assert own.place == "receiver.c:12"
+    library = Frame("/lib/libibverbs.so.1", 1, "ibv_poll_cq", "verbs.c", 3)
+    assert library.place == "verbs.c:3"
+
+
 def test_a_stripped_program_has_offsets(source: Path, tmp_path: Path) -> None:
     path = built(source, "-s")
     frames = frames_of(tmp_path, path, BASE, [0x1140, 0x1150])

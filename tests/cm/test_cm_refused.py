@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Bad arguments are refused in words, before the device is asked."""
+"""Bad arguments are refused with an error message, before the device is asked."""
 
 from __future__ import annotations
 

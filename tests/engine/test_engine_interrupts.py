@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator
+from selectors import SelectorKey
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ import uvloop
 from support import DEADLINE, Link, MakeLink, eventually, ids, outstanding, start, wait_completions
 
 from cqnotify.aio import AsyncCQ
+from cqnotify.aio._selector import Selector
 
 
 class Interrupted:
@@ -68,7 +70,30 @@ class Uv(Interrupted, uvloop.Loop):
     pass
 
 
-@pytest.fixture(params=[Plain, Uv], ids=["asyncio", "uvloop"])
+class Handling(Selector):
+    """It calls the readers of channels itself."""
+
+    loop: Ours
+
+    def select(self, timeout: float | None = None) -> list[tuple[SelectorKey, int]]:
+        self.loop.handling += 1
+        try:
+            return super().select(timeout)
+        finally:
+            self.loop.handling -= 1
+
+
+class Ours(Interrupted, asyncio.SelectorEventLoop):
+    def __init__(self) -> None:
+        selector = Handling()
+        selector.loop = self
+        super().__init__(selector)
+
+    def add_reader(self, fd: Any, callback: Callable[..., object], *args: Any) -> Any:
+        return asyncio.SelectorEventLoop.add_reader(self, fd, callback, *args)
+
+
+@pytest.fixture(params=[Plain, Ours, Uv], ids=["asyncio", "cqnotify", "uvloop"])
 def loop(request: pytest.FixtureRequest) -> Iterator[Any]:
     with contextlib.closing(request.param()) as loop:
         yield loop

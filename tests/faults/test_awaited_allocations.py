@@ -420,6 +420,12 @@ CASES: dict[str, Case] = {
         then=Loopback.bring,
         sees=(5,),
     ),
+    "wait that spins by itself": Case(
+        lambda w: w.receives.wait(4, spin="auto"),
+        before=posted_receive,
+        then=Loopback.bring,
+        sees=(5,),
+    ),
     "completion": Case(
         lambda w: w.receives.completion(5), before=posted_receive, then=Loopback.bring, sees=(5,)
     ),

@@ -226,7 +226,7 @@ async def test_the_removal_of_the_device_ends_all_waits_for_good_and_nothing_spi
             sent.wait(),
         )
         w.a.qp.modify(qp_state=QPState.SQD)  # the device has something to read
-        core.fail_call(1, errno.EIO)
+        core.before_call("ibv_get_async_event", lambda: core.fail_call(1, errno.EIO))
         for task in tasks:
             with pytest.raises(DeviceRemovedError, match="no more events will come"):
                 await task

@@ -62,6 +62,9 @@ SOURCES = {
 }
 WITHOUT_GIL = ("3.14t", "3.15t")
 NAMES = (*SOURCES, *WITHOUT_GIL)
+THREAD_SANITIZER = "--with-thread-sanitizer"
+# The reports on CPython itself that it knows of; copied beside the Python.
+SUPPRESSIONS = "Tools/tsan/suppressions_free_threading.txt"
 
 
 def addresses(series: str, source: Source) -> list[str]:
@@ -99,9 +102,15 @@ def build(folder: Path, name: str, flags: list[str], target: Path) -> None:
         tar.extraction_filter = getattr(tarfile, "data_filter", None)  # not in all 3.11
         tar.extractall(folder)
     (tree,) = folder.iterdir()
+    few: list[str] = []
+    if THREAD_SANITIZER in flags:  # which is slow: it installs and compiles no more than it needs
+        flags = [*flags, "--without-ensurepip", "--disable-test-modules"]
+        few = ["COMPILEALL_OPTS=-r 0"]
     run("./configure", "-q", f"--prefix={target}", *flags, cwd=tree)
     run("make", "-s", f"-j{os.cpu_count()}", cwd=tree)
-    run("make", "-s", "altinstall", cwd=tree)
+    run("make", "-s", "altinstall", *few, cwd=tree)
+    if THREAD_SANITIZER in flags:
+        shutil.copy(tree / SUPPRESSIONS, target)
 
 
 def main() -> int:

@@ -23,6 +23,8 @@ from typing import Final
 
 PROJECT: Final = Path(__file__).resolve().parents[2]
 
+LARGEST_CORE: Final = 760_000  # bytes, in the wheel
+
 # Python's own flags, but for the folders of this machine in the library path.
 LINKER: Final = "gcc -shared"
 
@@ -95,6 +97,13 @@ def _run(module: str, *args: str) -> None:
 
 
 # ---- the core -----------------------------------------------------------------------------
+
+
+def core_of(made: Distributions, folder: Path) -> Path:
+    """The core in the wheel, unpacked into a folder."""
+    (name,) = (n for n in made.wheel_names() if re.fullmatch(r"cqnotify/_core.*\.so", n))
+    with zipfile.ZipFile(made.wheel) as wheel:
+        return Path(wheel.extract(name, folder))
 
 
 def linked(core: Path) -> tuple[set[str], set[str]]:

@@ -21,22 +21,23 @@ printf '\\tmkdir -p %s/bin && echo "%s" >%s/bin/python3.14t\\n' "${2#*=}" "$*" "
 """
 
 
-def published(folder: Path, configure: str) -> str:
-    """The address of a source that consists of one script."""
+def published(folder: Path, configure: str, *more: str) -> str:
+    """The address of a source that consists of one script, and of files that are empty."""
     path = folder / "source.tar.xz"
+    files = {"configure": configure, "Makefile": "all:\n", **dict.fromkeys(more, "")}
     with tarfile.open(path, "w:xz") as tar:
-        for name, text in (("configure", configure), ("Makefile", "all:\n")):
+        for name, text in files.items():
             member = tarfile.TarInfo(f"Python-3.14.0/{name}")
             member.size, member.mode = len(text), 0o755
             tar.addfile(member, io.BytesIO(text.encode()))
     return path.as_uri()
 
 
-def wanted(address: str, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+def wanted(address: str, monkeypatch: pytest.MonkeyPatch, cache: Path, *flags: str) -> None:
     data = Path(address.removeprefix("file://")).read_bytes()
     source = cpython.Source("3.14.0", "nowhere", hashlib.sha256(data).hexdigest())
     monkeypatch.setitem(cpython.SOURCES, "3.14", source)
-    monkeypatch.setattr(sys, "argv", ["cpython.py", str(cache), "3.14t"])
+    monkeypatch.setattr(sys, "argv", ["cpython.py", str(cache), "3.14t", *flags])
 
 
 def from_addresses(monkeypatch: pytest.MonkeyPatch, *found: str) -> None:
@@ -56,6 +57,18 @@ def test_the_second_address_is_asked_where_the_first_fails_and_it_is_built_once(
     from_addresses(monkeypatch)
     assert cpython.main() == 0
     assert [path.name for path in cache.iterdir()] == ["cpython-3.14t"]
+
+
+def test_with_thread_sanitizer_it_is_in_a_folder_of_its_own_with_what_is_known_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address, cache = published(tmp_path, CONFIGURE, cpython.SUPPRESSIONS), tmp_path / "cache"
+    wanted(address, monkeypatch, cache, cpython.THREAD_SANITIZER)
+    from_addresses(monkeypatch, address)
+    assert cpython.main() == 0
+    made = cache / "cpython-3.14t-with-thread-sanitizer"
+    assert {path.name for path in made.iterdir()} == {"bin", "suppressions_free_threading.txt"}
+    assert "--disable-gil --with-thread-sanitizer --" in (made / "bin/python3.14t").read_text()
 
 
 def test_a_source_that_is_not_what_was_published_is_refused(

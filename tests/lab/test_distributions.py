@@ -15,8 +15,10 @@ from pathlib import Path
 
 import pytest
 from distributions import (
+    LARGEST_CORE,
     PROJECT,
     Distributions,
+    core_of,
     debug_sections,
     dynamic_symbols,
     isolated,
@@ -27,7 +29,6 @@ from distributions import (
 import cqnotify
 from cqnotify._core import why_no_device
 
-LARGEST_CORE = 620_000
 LARGEST_LAB = 150_000  # bytes of the wheel
 LAB_PROGRAMS = ("guest", "seeded") if platform.machine() == "x86_64" else ()
 
@@ -40,9 +41,7 @@ WHERE_THE_CORE_IS = "import cqnotify._core as core; print(core.__file__, end='')
 @pytest.fixture(scope="session")
 def core(made: Distributions, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The C core in the wheel."""
-    (name,) = (n for n in made.wheel_names() if re.fullmatch(r"cqnotify/_core.*\.so", n))
-    with zipfile.ZipFile(made.wheel) as wheel:
-        return Path(wheel.extract(name, tmp_path_factory.mktemp("wheel")))
+    return core_of(made, tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="session")

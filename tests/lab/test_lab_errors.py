@@ -78,6 +78,8 @@ def until_it_boots(run: subprocess.Popen[bytes]) -> None:
         (["kernels", "build", "5.10"], "build is for 6.1 or 7.2, not '5.10'"),
         (["kernels", "make"], "kernels knows only 'fetch' and 'build'"),
         (["test", "--asan", "--refleak"], "--asan and --refleak exclude each other"),
+        (["test", "--asan", "--tsan"], "--asan and --tsan exclude each other"),
+        (["--python", "3.13", "test", "--tsan"], "--tsan goes with --python 3.14t or 3.15t only"),
         (["test", "--asan", "--coverage", "--refleak"], "--asan-coverage and --refleak exclude"),
         (["--refleak", "run", "true"], "--refleak goes with test only"),
         (["test", "--coverage", "--fail-under"], "--fail-under wants a value"),
@@ -197,7 +199,7 @@ def test_help_names_every_command() -> None:
     words = ["demo", "test", "bench", "run", "shell", "build", "lint", "docs", "selftest"]
     for word in [*words, "release", "kernels", "clean"]:
         assert f"./lab {word}" in text
-    for variant in ("asan", "refleak", "coverage"):
+    for variant in ("asan", "tsan", "refleak", "coverage"):
         assert f"\n  --{variant} " in text
 
 
@@ -259,6 +261,7 @@ def test_what_reads_the_terminal_runs_in_one_guest_as_a_whole() -> None:
     ("words", "status", "text"),
     [
         pytest.param(["--asan"], 0, "", marks=pytest.mark.release),
+        pytest.param(["--tsan"], 0, "", marks=pytest.mark.release),
         pytest.param(["--refleak"], 0, " runs of ", marks=pytest.mark.release),
         pytest.param(["--coverage"], 0, "csrc/module.c", marks=pytest.mark.release),
         # That of .ci/run.
@@ -298,7 +301,7 @@ def test_debug_build_of_an_unknown_kind_is_refused() -> None:
     env = {**os.environ, "CQNOTIFY_DEBUG": "faults nonsense"}
     result = subprocess.run(command, capture_output=True, cwd=PROJECT, env=env, timeout=PATIENCE)
     assert result.returncode != 0
-    assert b"CQNOTIFY_DEBUG knows asan, coverage, faults; not 'nonsense'." in result.stderr
+    assert b"CQNOTIFY_DEBUG knows asan, tsan, coverage, faults; not 'nonsense'." in result.stderr
 
 
 def test_debug_build_keeps_nothing_of_a_file_that_has_gone(tmp_path: Path) -> None:
@@ -324,7 +327,8 @@ def test_clean_removes_what_the_lab_made_and_nothing_else(tmp_path: Path) -> Non
     project, cache = tmp_path / "project", tmp_path / "cache"
     project.mkdir()
     shutil.copy(LAB, project)
-    for name in ("asan-1", "refleak-1", "coverage-1", "venv-3.11-1", "kernels", "mine"):
+    made = ("asan-1", "tsan-1", "refleak-1", "coverage-1", "venv-3.11-1", "kernels")
+    for name in (*made, "mine"):
         (cache / name).mkdir(parents=True)
     (cache / "asan-1.lock").touch()
     env = {**os.environ, "CQNOTIFY_LAB_CACHE": str(cache)}

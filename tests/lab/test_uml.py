@@ -6,8 +6,10 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
+import pytest
 from lab_runs import CACHE, LAB, PATIENCE, built, lab, speaking, until
 
 from cqnotify.lab import uml
@@ -74,7 +76,29 @@ def test_its_cpu_is_as_fast_as_this_machine_says() -> None:
     assert len(there) == bool(uml.frequency()) == said.count("model name")
 
 
+def test_a_program_whose_memory_is_in_as_many_pieces_as_the_machine_allows_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first child has as many, since neighbours of other protection stay apart."""
+    most = 2000
+    program = f"""
+import mmap, sys
+kept = [mmap.mmap(-1, 4096, prot=mmap.PROT_READ | i % 2 * mmap.PROT_WRITE) for i in range({most})]
+print("ready", flush=True)
+sys.stdin.read()"""
+    monkeypatch.setattr(uml, "most_mappings", lambda: most)
+    for text, found in ((program, True), ("print(flush=True); input()", False)):
+        command = [sys.executable, "-c", text]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+            assert child.stdout
+            child.stdout.readline()
+            why = uml.stuck(os.getpid())
+            child.kill()
+        assert ("sysctl vm.max_map_count=" in why if why else False) == found, why
+
+
 @built
+@pytest.mark.skipif(uml.most_mappings() > 100_000, reason="the guest has less memory than that")
 def test_a_program_with_more_pieces_of_memory_than_the_machine_allows_is_ended() -> None:
     """It would hang: with every second page, no two can be mapped as one."""
     program = f"""

@@ -6,8 +6,9 @@
 builds those of the CPythons that are named, "3.11" to "3.15t", or of all; installs each in a new
 environment of its Python; and then on a bare Debian or Ubuntu, for which it must be root. The
 compiler is zig's, which knows the symbols of each glibc: it links for the one that pyproject.toml
-names. PYTHON is that of the lab's environment, of which `./lab build` prints the folder, and gets
-what it needs from PyPI.
+names. So the core is plain, unlike that in the wheels of cibuildwheel: CQNOTIFY_PGO needs gcc.
+PYTHON is that of the lab's environment, of which `./lab build` prints the folder, and gets what it
+needs from PyPI.
 """
 
 from __future__ import annotations

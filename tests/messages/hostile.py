@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -29,6 +30,8 @@ from cqnotify.messages import _wire as wire
 from cqnotify.messages._wire import Header, Kind, Remote
 
 RECEIVES = 64
+HEADER = struct.Struct("<BBHII")  # kind, flags, 0, credits_returned, offers_read
+ENTRY = struct.Struct("<QQI")  # length, address and rkey of a frame
 SIZE = 32768
 REMOTE = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE
 
@@ -89,15 +92,12 @@ class Raw:
 
 
 def header(kind: int, flags: int = 0, returned: int = 0, read: int = 0, zero: int = 0) -> bytes:
-    return wire._HEADER.pack(kind, flags, zero, returned & wire.MASK, read & wire.MASK)
+    return HEADER.pack(kind, flags, zero, returned & wire.MASK, read & wire.MASK)
 
 
 def data(*frames: bytes, returned: int = 0, read: int = 0) -> bytes:
-    views = [memoryview(frame) for frame in frames]
-    frame = bytearray(wire.data_size(len(frames), sum(map(len, frames))))
-    wire.put_header(memoryview(frame), Header(Kind.DATA, 0, returned, read))
-    wire.put_data(memoryview(frame), views)
-    return bytes(frame)
+    lengths = struct.pack(f"<{1 + len(frames)}I", len(frames), *map(len, frames))
+    return header(Kind.DATA, 0, returned, read) + lengths + b"".join(frames)
 
 
 def offer(remotes: list[Remote], small: bytes = b"", length: int | None = None) -> bytes:

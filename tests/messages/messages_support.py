@@ -56,7 +56,8 @@ def took(frames: list[Any]) -> list[bytes]:
 
 
 def receives_posted(conn: Connection) -> int:
-    return conn._session.resources.qp.outstanding_recvs
+    """With those that are posted again before the next frame, which the peer needs them for."""
+    return conn._session.resources.qp.outstanding_recvs + conn._session._receives_to_post
 
 
 async def reads(conn: Connection) -> None:

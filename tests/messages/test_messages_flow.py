@@ -12,10 +12,10 @@ from collections import deque
 
 import pytest
 
+from cqnotify._core import MessageRing as Ring
 from cqnotify.messages import ProtocolError
 from cqnotify.messages._flow import Flow
 from cqnotify.messages._options import ConnectionOptions
-from cqnotify.messages._queue import Ring
 from cqnotify.messages._wire import LAST, MASK, Header, Kind
 
 ROUNDS = 300

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 from hostile import (
+    ENTRY,
     SIZE,
     Raw,
     data,
@@ -216,7 +217,7 @@ async def test_a_peer_reads_what_was_offered_and_nothing_else(ctx: Context) -> N
     async with hostile_client(ctx, ConnectionOptions(cache=0)) as (raw, server):
         sending = await start(server.send(memoryview(secret)[:100000]))
         frame = memoryview(await raw.recv_kind(Kind.OFFER))
-        (remote,) = (wire._ENTRY.unpack_from(frame, wire.OFFER_SIZE),)
+        (remote,) = (ENTRY.unpack_from(frame, wire.OFFER_SIZE),)
         length, addr, rkey = remote
         await raw.acq.read(raw.qp, raw.mr[:100], addr + length - 100, rkey)
         assert raw.mr.read(100) == secret[99900:100000]
@@ -240,7 +241,7 @@ async def test_a_peer_that_reaches_for_more_is_lost(ctx: Context, action: str) -
         thief = other if action == "other" else raw
         sending = await start(victim.send(bytes(100000)))
         frame = memoryview(await thief.recv_kind(Kind.OFFER))
-        length, addr, rkey = wire._ENTRY.unpack_from(frame, wire.OFFER_SIZE)
+        length, addr, rkey = ENTRY.unpack_from(frame, wire.OFFER_SIZE)
         slab = server._session.resources.mr
         with pytest.raises(CompletionError) as e:
             if action == "read behind":

@@ -161,7 +161,7 @@ async def test_arrays_may_outlive_the_connection_or_not(ctx: Context) -> None:
 def test_the_limit_of_locked_memory_is_named(ctx: Context) -> None:
     """And what did not fit leaves the connection as it was."""
     program = f"""
-import asyncio, encodings.idna, os, resource  # which nobody can read later
+import asyncio, cqnotify._attr_conversion, encodings.idna, os, resource  # nobody reads them later
 from cqnotify import VerbsError, messages
 resource.setrlimit(resource.RLIMIT_MEMLOCK, ({1 << 19}, {1 << 19}))
 os.setgroups([]); os.setgid(65534); os.setuid(65534)  # root is not bound by it

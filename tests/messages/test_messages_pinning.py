@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy
 import pytest
-import uvloop
 from messages_support import SOON, address_of, connected, data_of, took
 from support import eventually, start, until
 
@@ -113,7 +112,7 @@ async def test_giving_up_meanwhile(ctx: Context, kernel: Kernel, way: str) -> No
         kernel.is_reusable.set()
         if way != "send":
             sending = await start(a.send(data_of(LARGE)))
-            await eventually(lambda: len(b._session.inbox) > 0)
+            await eventually(lambda: b._session.messages_waiting > 0)
             kernel.is_reusable.clear()
             giving_up = await start(b.recv(**into))
             await begun(kernel, 2)
@@ -140,7 +139,7 @@ async def test_the_end_of_the_connection_waits_for_the_kernel(
         kernel.is_reusable.set()
         if way == "recv":
             sending = await start(a.send(data_of(LARGE)))
-            await eventually(lambda: len(b._session.inbox) > 0)
+            await eventually(lambda: b._session.messages_waiting > 0)
         kernel.is_reusable.clear()
         first = kernel.entered
         one: Connection = b if way == "recv" else a
@@ -182,7 +181,7 @@ async def test_the_kernel_refuses(ctx: Context, kernel: Kernel, way: str) -> Non
                 await a.send(data_of(LARGE))
         else:
             sending = await start(a.send(data_of(LARGE)))
-            await eventually(lambda: len(b._session.inbox) > 0)
+            await eventually(lambda: b._session.messages_waiting > 0)
             kernel.failures = 2
             with pytest.raises(VerbsError, match="ibv_reg_mr"):
                 await b.recv(**into)
@@ -210,9 +209,8 @@ async def test_the_loops_executor_may_be_full(ctx: Context) -> None:
             await asyncio.gather(*busy)
 
 
-@pytest.mark.parametrize("make", [asyncio.new_event_loop, uvloop.new_event_loop])
 def test_a_loop_that_is_closed_at_once_leaves_nothing_open(
-    ctx: Context, kernel: Kernel, make: Callable[[], asyncio.AbstractEventLoop]
+    ctx: Context, kernel: Kernel, new_loop: Callable[[], asyncio.AbstractEventLoop]
 ) -> None:
     """While a thread registers memory for it."""
     host = address_of(ctx)
@@ -229,7 +227,7 @@ def test_a_loop_that_is_closed_at_once_leaves_nothing_open(
             await sending
         return [a._session.resources.device.context]
 
-    loop = make()
+    loop = new_loop()
     contexts = loop.run_until_complete(scenario())
     loop.close()
     assert not contexts[0].closed

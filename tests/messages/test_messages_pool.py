@@ -84,7 +84,7 @@ async def test_a_buffer_is_registered_once_while_peers_read_it(ctx: Context, siz
             before = registered(ends)
             sending = [await start(a.send(frame)) for a, _ in ends]
             for _, b in ends:
-                await eventually(lambda b=b: len(b._session.inbox) > 0)  # type: ignore[misc]
+                await eventually(lambda b=b: b._session.messages_waiting > 0)  # type: ignore[misc]
             assert registered(ends) == (before[0] + 1, before[1] + PEERS - 1)
             for _, b in ends:
                 assert took(await b.recv(timeout=SOON)) == [data_of(size)]
@@ -135,7 +135,7 @@ async def test_a_connection_goes_and_the_others_keep_what_it_used(ctx: Context) 
         async with connected(ctx) as (c, d):
             await to_all([(c, d)], array)
             sending = await start(c.send(array))
-            await eventually(lambda: len(d._session.inbox) > 0)
+            await eventually(lambda: d._session.messages_waiting > 0)
             c.abort()
             with pytest.raises(ClosedError):
                 await sending
@@ -182,7 +182,7 @@ async def test_what_a_dropped_connection_used_goes_in_the_loop(ctx: Context) -> 
             peer = await listener.accept(SOON)
         array = array_of(LARGE)
         sending = await start(dropped.send(array))
-        await eventually(lambda: len(peer._session.inbox) > 0)
+        await eventually(lambda: peer._session.messages_waiting > 0)
         sending.cancel()
         await asyncio.wait([sending])
         held = [dropped, sending]

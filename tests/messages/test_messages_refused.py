@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Ends that do not fit, and strangers: they are refused in words."""
+"""Ends that do not fit, and strangers: they are refused, and told why."""
 
 from __future__ import annotations
 

@@ -152,7 +152,9 @@ async def test_a_task_that_sleeps_on_an_arm_that_was_lost_is_woken_after_a_resiz
     mine, other = await start(acq.wait(1)), asyncio.ensure_future(acq.completion(0))
     await asyncio.sleep(0)
     send_unheard(lane)
-    lane.cq.poll()
+    while not other.done():
+        lane.cq.poll()
+        await asyncio.sleep(0)
     assert (await other).wr_id == 0
     lane.cq.resize(128)
     await asyncio.sleep(0.01)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -120,6 +121,35 @@ def test_what_is_there_is_returned_without_a_spin(loop: Loop) -> None:
     assert [wc.wr_id for wc in loop.cq.poll(spin=SPIN)] == list(range(16))
     assert [wc.wr_id for wc in loop.cq.poll(2, spin=SPIN)] == [16, 17]
     assert [wc.wr_id for wc in loop.cq.poll(spin=SPIN)] == [18, 19]
+
+
+def test_auto_returns_what_is_there_and_soon_nothing(loop: Loop) -> None:
+    for i in range(200):
+        assert loop.cq.poll(spin="auto") == []
+        loop.deliver([i])
+        assert [wc.wr_id for wc in loop.cq.poll(spin="auto")] == [i]
+
+
+def test_auto_does_not_spin_on_one_cpu(loop: Loop) -> None:
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        for _ in range(100):
+            assert loop.cq.poll(spin="auto") == []
+    finally:
+        os.sched_setaffinity(0, before)
+    assert loop.cq._spin == (0, 0, 0)  # it has never polled without the GIL
+
+
+def test_auto_that_finds_nothing_mostly_does_not_spin(loop: Loop) -> None:
+    spun = []
+    for _ in range(400):
+        before = loop.cq._spin or (0, 0, 0)
+        assert loop.cq.poll(spin="auto") == []
+        assert loop.cq._spin is not None
+        spun.append(loop.cq._spin[2] > before[2])
+    assert sum(spun) <= 4 + 4
+    assert sum(spun[300:]) <= 1
 
 
 @pytest.mark.parametrize("spin", [0, 0.0, -0.0, 1e-9, 0.05, False])

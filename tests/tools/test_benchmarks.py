@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +14,13 @@ from typing import Any
 import pytest
 from support import DEADLINE
 
-from benchmarks.harness import compiled, plan, report, results
+from benchmarks import __main__ as bench
+from benchmarks.harness import chart, compiled, parts, plan, report, results
 from benchmarks.harness.plan import Benchmark, Limit
 from benchmarks.harness.results import About, Run, Table
+
+ROOT = compiled.SOURCES.parents[1]
+PARTS_OF_CI = 3
 
 DEVICE: About = {
     "place": "device",
@@ -139,7 +144,7 @@ def test_a_page_gets_its_tables_between_the_marks_and_keeps_the_rest() -> None:
 
 
 def test_the_benchmarks_fit_together() -> None:
-    page = (compiled.SOURCES.parents[1] / "docs/performance.md").read_text()
+    page = (ROOT / "docs/performance.md").read_text()
     for name, benchmark in plan.load_all().items():
         assert f"<!-- bench {name} -->\n" in page
         ends = [*benchmark.subjects.values(), benchmark.peer]
@@ -151,6 +156,50 @@ def test_the_benchmarks_fit_together() -> None:
             assert limit.place in benchmark.places
             # By a clock nothing is judged: it also measures what else the machine does.
             assert limit.figure != "cost" or limit.place == "device"
+
+
+@pytest.mark.parametrize("count", range(1, 6))
+def test_each_benchmark_is_run_by_quick_or_by_one_part(count: int) -> None:
+    benchmarks = plan.load_all()
+    chosen = [parts.choose(benchmarks, parts.Part(i + 1, count)) for i in range(count)]
+    quick = [name for name, each in benchmarks.items() if each.quick]
+    assert sorted([*quick, *(name for part in chosen for name in part)]) == sorted(benchmarks)
+    assert chosen == [parts.choose(benchmarks, parts.Part(i + 1, count)) for i in range(count)]
+
+
+def test_parts_take_about_as_long() -> None:
+    benchmarks = plan.load_all()
+    for name, benchmark in benchmarks.items():
+        assert (benchmark.seconds > 0) is not benchmark.quick, name
+    shares = parts.split(benchmarks, PARTS_OF_CI)
+    seconds = [sum(benchmarks[name].seconds for name in share) for share in shares]
+    assert max(seconds) < 1.25 * min(seconds)
+
+
+def test_ci_runs_one_of_the_parts_and_the_workflow_all_of_them() -> None:
+    ci, workflow = ((ROOT / name).read_text() for name in (".ci/run", ".github/workflows/test.yml"))
+    assert f'./lab bench --part "$((16#${{commit:0:8}} % {PARTS_OF_CI} + 1))/{PARTS_OF_CI}"' in ci
+    run = re.findall(r"^ +- bench --part (\S+)$", workflow, re.MULTILINE)
+    assert run == [f"{i + 1}/{PARTS_OF_CI}" for i in range(PARTS_OF_CI)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["--part", "0/3"], "there is no part 0 of 3"),
+        (["--part", "4/3"], "there is no part 4 of 3"),
+        (["--part", "half"], "'half' must be K/N"),
+        (["--part", "1/3", "drain"], "it takes no names"),
+        (["--part", "1/3", "--quick"], "not allowed with"),
+    ],
+)
+def test_a_part_that_is_none_is_refused(
+    arguments: list[str], error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as raised:
+        bench.parse([*arguments, "--"])
+    assert raised.value.code == 2
+    assert error in capsys.readouterr().err
 
 
 # ---- the fake library ---------------------------------------------------------------------
@@ -196,3 +245,10 @@ print(json.dumps(counts))
 """
     counts = on_fake_verbs(fake_verbs, program, FAKE_COMPLETE_ON_ARM="1")
     assert counts == [0, [True, 1], [True, 1], [False, 0]]
+
+
+def test_the_chart_shows_the_table_of_the_page() -> None:
+    rows = [*chart.rows(chart.PAGE.read_text())]
+    assert len(rows) > 4
+    assert all({"C", "cqnotify", "ibverbs", "pyverbs"} == set(row.costs) for row in rows)
+    assert chart.CHART.read_text() == chart.chart(chart.PAGE.read_text())

@@ -26,12 +26,11 @@ from cqnotify.lab import cli
 
 # Programs that are compared, and those that command hosts from outside.
 BY_THEMSELVES = {
-    "pyverbs.md": "test_pyverbs_doc.py",
-    "ibverbs.md": "test_ibverbs_doc.py",
+    "migrating.md": "test_migrating_doc.py",
     "hosts.md": "test_hosts.py",
 }
 pages: list[Page] = [read(name) for name in PAGES]
-LANGUAGES = {"python", "c", "sh", "console", "text", "", "{eval-rst}"}
+LANGUAGES = {"python", "c", "sh", "console", "text", "yaml", "ini", "", "{eval-rst}"}
 PYTEST = " -q -x -k -m "  # what its own help, which takes long, has for us
 
 each_page = pytest.mark.parametrize("page", pages, ids=lambda page: page.name)
@@ -81,6 +80,12 @@ def test_every_picture_is_shown_and_every_block_has_a_known_language(page: Page)
     assert {block.language for block in page.blocks} <= LANGUAGES
     linked = {link for each in pages for link in each.links}
     assert {path.name for path in DOCS.glob("*.svg")} <= linked
+
+
+def test_the_picture_of_the_index_is_what_its_script_draws() -> None:
+    """If not: python docs/receivers.py >docs/receivers.svg"""
+    drawn = python(str(DOCS / "receivers.py")).stdout
+    assert (DOCS / "receivers.svg").read_text() == drawn
 
 
 # ---- python ---------------------------------------------------------------------------------
@@ -189,6 +194,8 @@ def check_python(words: list[str]) -> bool:
         return words[1:2] == ["pytest"] or (words[1] == "cqnotify" and check_cqnotify(words[2:]))
     if words[0].startswith("examples/"):
         return accepts(helped(sys.executable, words[0], "--help"), words[1:])
+    if words[0] == "-c":
+        return bool(compile(words[1], words[0], "exec"))
     return words[0].endswith(".py") and "/" not in words[0]  # the reader's own
 
 
@@ -202,12 +209,23 @@ def check_cqnotify(words: list[str]) -> bool:
 
 def check_pip(words: list[str]) -> bool:
     extras = re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text(), re.M)
-    extra = re.fullmatch(r"(?:\.|cqnotify)(?:\[(\w+)\])?", words[-1])
-    return words[0] == "install" and extra is not None and extra[1] in (None, *extras)
+    what = r"(?:\.|cqnotify|dist/cqnotify-.*\.whl)(?:\[(\w+)\])?"
+    extra = re.fullmatch(what, words[-1])
+    known = words[0] in ("install", "wheel") and extra is not None
+    return known and extra[1] in (None, *extras)
+
+
+def check_uv(words: list[str]) -> bool:
+    if words[0] in ("pip", "tool"):
+        return words[1] == "install" and check_pip(words[1:])
+    return words == ["venv"]
 
 
 def check_apt(words: list[str]) -> bool:
-    known = (ROOT / "lab").read_text() + (ROOT / "setup.py").read_text()
+    files = ["lab", "setup.py", "cqnotify/lab/prerequisites.py"]
+    known = "".join((ROOT / name).read_text() for name in files)
+    if words == ["update"]:
+        return True
     return words[0] == "install" and all(f"{package}" in known for package in words[1:])
 
 
@@ -216,10 +234,16 @@ CHECKS: dict[str, Callable[[list[str]], bool]] = {
     "cqnotify": check_cqnotify,
     "python": check_python,
     "pip": check_pip,
+    "pipx": check_pip,
+    "uv": check_uv,
     "apt-get": check_apt,
     "python3": lambda words: words[:2] == ["-m", "venv"],
     ".": lambda words: words[0].endswith("/bin/activate"),  # of the shell, as the next
     "ulimit": lambda words: words == ["-l"],
+    "sudo": lambda words: check_command(words),
+    "cargo": lambda words: words[0] == "test",  # these two are not where this runs
+    "ctest": lambda words: words[0] == "--test-dir",
+    "cmake": lambda words: words[0] in ("-B", "--build"),
 }
 
 
@@ -238,6 +262,12 @@ def commands_of(blocks: list[Block]) -> list[list[str]]:
 def test_every_command_exists_and_takes_its_options(page: Page) -> None:
     for words in commands_of([block for block in page.blocks if block.language == "sh"]):
         assert check_command(words), words
+    for block in page.blocks:
+        if block.language == "yaml":
+            steps = re.findall(r"^ *- run: (.+)$", block.text, re.M)
+            assert steps
+            for step in steps:
+                assert check_command(shlex.split(step)), step
 
 
 transcripts = [(page.name, block) for page in pages for block in page.blocks]
@@ -257,6 +287,18 @@ def test_a_command_prints_what_stands_below_it(
         done = run(tmp_path, "-m", *words)
         assert (done.returncode, done.stderr) == (0, "")
         assert matches(done.stdout, output), done.stdout
+
+
+# ---- messages -------------------------------------------------------------------------------
+
+
+def test_the_page_on_installing_quotes_messages_that_there_are() -> None:
+    files = ["setup.py", "cqnotify/_no_core.py", "csrc/base/library.c", "csrc/cm/library.c"]
+    sources = "".join((ROOT / name).read_text() for name in [*files, "csrc/verbs/device.c"])
+    quoted = [row[0] for row in rows_of("install.md", "What can go wrong")]
+    assert len(quoted) > 5
+    for cell in quoted:
+        assert cell.split("`")[1] in sources, cell
 
 
 # ---- figures --------------------------------------------------------------------------------
@@ -340,7 +382,7 @@ def test_the_figures_beside_the_alternatives_are_what_was_measured() -> None:
 
 def test_the_summary_of_performance_is_what_was_measured() -> None:
     trip, drain = measured("round_trip"), measured("drain")
-    asyncio, uvloop = (trip["64 B", f"cqnotify {loop}"][1] for loop in ("asyncio", "uvloop"))
+    loops = ("asyncio", "new_event_loop", "uvloop")
     ids, into = (drain["256/64", f"cqnotify {way}"][1] for way in ("poll_ids", "poll_into"))
     wanted = [
         over_c("round_trip", "64 B"),
@@ -350,13 +392,13 @@ def test_the_summary_of_performance_is_what_was_measured() -> None:
                 figure("round_trip", "64 B", f"{name} asyncio", 1)
                 for name in ("pyverbs", "ibverbs")
             ),
-            f"{asyncio}; {uvloop}",
+            "; ".join(trip["64 B", f"cqnotify {loop}"][1] for loop in loops),
         ],
         over_c("cycle", "cycle"),
         cpus("any"),
         over_c("drain", "256/64"),
         over_c("drain", "256/64", *(f"{library}, unread" for library in LIBRARIES)),
-        ["", "", "", f"{ids}; {into}"],
+        ["", figure("drain", "256/64", "pyverbs CQEX", 1), "", f"{ids}; {into}"],
         over_c("post", "post_send"),
         over_c("completion", "8 B", "pyverbs", "ibverbs", "cqnotify write"),
         computing(),

@@ -281,5 +281,5 @@ def test_a_report_that_fails_is_a_line(run_suite: Run, monkeypatch: pytest.Monke
         def test_it(rdma_rc_pair): assert not "this one fails"
     """)
     result.assert_outcomes(failed=1)
-    text = "a Context of which nothing can be told: VerbsError: [Errno 5] the device refuses"
+    text = "a Context that cannot be described: VerbsError: [Errno 5] the device refuses"
     assert told(result) == [text]

@@ -42,7 +42,8 @@ int main(int argc, char **argv)
 {
     struct timeline_header header = {.header_size = sizeof(header),
         .record_size = sizeof(struct record),
-        .capacity = 4, .written = 2, .monotonic = 1000, .realtime = 5000, .pid = 77};
+        .capacity = 4, .written = 3, .monotonic = 1000, .realtime = 5000, .pid = 77,
+        .completions = 2, .completed = 3};
     memcpy(header.magic, RECORD_MAGIC, 8);
     strcpy(header.command, "./a.out in C");
     struct record ring[4] = {
@@ -50,10 +51,17 @@ int main(int argc, char **argv)
          .other = 2, .value = 1ull << 60, .number = 3, .detail = CALL_EPOLL_WAIT,
          .caller = 0x7f0000001234},
         {.time = 3000, .tid = 78, .what = RECORD_WAKE, .object = 1},
+        {.time = 4000, .tid = 78, .what = RECORD_POLL, .flags = RECORD_WITH_COMPLETIONS,
+         .object = 5, .other = 6, .value = 1, .number = 2, .detail = 16, .caller = 99},
+    };
+    struct completion completions[2] = {
+        {.wr_id = 1ull << 61, .length = 8, .opcode = 129}, /* number 2 is where number 0 was */
+        {.wr_id = 7, .length = 1u << 31, .opcode = 128},
     };
     FILE *file = fopen(argv[1], "wb");
     fwrite(&header, sizeof(header), 1, file);
     fwrite(ring, sizeof(ring), 1, file);
+    fwrite(completions, sizeof(completions), 1, file);
     return argc != 2 || fclose(file);
 }
 """
@@ -77,6 +85,9 @@ def test_a_file_that_a_c_program_wrote_by_the_header_is_read(tmp_path: Path) -> 
     assert recording.records == [
         Record(2000, 78, What.SLEEP, Flag.SEEN, 1, 2, 1 << 60, 3, detail, caller),
         Record(3000, 78, What.WAKE, 0, 1, 0, 0, 0, 0, 0),
+        Record(4000, 78, What.COMPLETION, 0, 5, 6, 7, 1 << 31, 128, 0),
+        Record(4000, 78, What.COMPLETION, 0, 5, 6, 1 << 61, 8, 129, 0),
+        Record(4000, 78, What.POLL, 0, 5, 0, 0, 2, 16, 99),
     ]
 
 
@@ -105,6 +116,27 @@ def test_of_a_ring_that_wrapped_the_last_records_are_read_in_their_order(tmp_pat
 def test_a_ring_that_is_not_full_has_the_records_that_were_written(tmp_path: Path) -> None:
     recording = read_file(Tape().post_recv(1).post_recv(2).write(tmp_path, capacity=1000))
     assert [record.value for record in recording.records] == [1, 2]
+
+
+def test_a_poll_has_its_completions_before_it_whichever_way_they_were_written(
+    tmp_path: Path,
+) -> None:
+    apart = Tape().create().post_recv(1).post_recv(2).poll(1, 2).arm()
+    together = Tape().create().post_recv(1).post_recv(2).poll_run(1, 2).arm()
+    assert together.recording(tmp_path).records == apart.recording(tmp_path).records
+
+
+def test_polls_whose_completions_were_overwritten_are_lost_and_what_was_before_them(
+    tmp_path: Path,
+) -> None:
+    tape = Tape().post_recv(1).poll_run(1, 2, 3).post_recv(4).poll_run(4, 5).poll_run(6, 7)
+    recording = read_file(tape.write(tmp_path, completions=4))
+    assert recording.lost == 2
+    found = [(What(record.what), record.value) for record in recording.records]
+    polled = [(What.COMPLETION, 4), (What.COMPLETION, 5), (What.POLL, 0)]
+    assert found[:4] == [(What.POST_RECV, 4), *polled]
+    assert [value for what, value in found if what == What.COMPLETION] == [4, 5, 6, 7]
+    assert read_file(tape.write(tmp_path, completions=8)).lost == 0
 
 
 def test_records_that_were_never_finished_or_came_later_are_counted_and_left_out(
@@ -137,8 +169,8 @@ def test_a_folder_has_a_timeline_of_each_process_and_program(tmp_path: Path) -> 
 
 def test_findings_are_those_of_the_log_in_the_words_of_the_rules(tmp_path: Path) -> None:
     recording = race().recording(tmp_path)
-    (record,) = [record for record in recording.records if record.what == What.FINDING]
-    assert recording.findings == [Finding(record.time, PID, 1, LOST, "error")]
+    *_, sleep = [record for record in recording.records if record.what == What.SLEEP]
+    assert recording.findings == [Finding(sleep.time, PID, 1, LOST, "error")]
 
 
 def test_a_finding_that_comes_again_has_the_first_time_and_the_last_values(tmp_path: Path) -> None:
@@ -205,17 +237,20 @@ def test_a_program_without_verbs(tmp_path: Path) -> None:
     assert refusal(tmp_path) == f"{tmp_path} has no records: the program used no verbs"
 
 
-@pytest.mark.parametrize("content", [b"", b"cqntim", b"\x7fELF" * 2000, b"cqntime2" + bytes(5000)])
+@pytest.mark.parametrize("content", [b"", b"cqntim", b"\x7fELF" * 2000, b"cqntime1" + bytes(5000)])
 def test_a_file_of_another_kind(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "1.1.timeline"
     path.write_bytes(content)
-    assert refusal(path) == f"{path} is not a timeline: it does not begin with cqntime1"
+    assert refusal(path) == f"{path} is not a timeline: it does not begin with cqntime2"
 
 
 def test_a_truncated_file(tmp_path: Path) -> None:
     path = many(100).write(tmp_path)
     shorten(path, 4096 + 48 * 70 + 47)
     assert refusal(path) == f"{path} is truncated: it has 70 of 100 records"
+    whole = Tape().poll_run(*range(40)).write(tmp_path, number=2)
+    shorten(whole, 4096 + 48 + 16 * 30 + 15)
+    assert refusal(whole) == f"{whole} is truncated: it has 30 of 40 completions"
     shorten(path, 4090)
     assert refusal(path) == f"{path} is truncated: it has 0 of 100 records"
     shorten(path, 50)

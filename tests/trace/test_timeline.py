@@ -7,9 +7,10 @@ from pathlib import Path
 
 from trace_support import FLUSHED, PID, REALTIME, SEND, UD, Tape, many, race
 
+from cqnotify.check.chaos import FAULTS
 from cqnotify.trace import What, build, read
 from cqnotify.trace.records import Call, Flag, Record
-from cqnotify.trace.timeline import Lane, Process, Row
+from cqnotify.trace.timeline import OWN_ROWS, Lane, Process, Row
 from cqnotify.trace.words import describe, duration
 
 
@@ -113,8 +114,37 @@ def test_completions_that_were_seen_wait_until_polls_hand_them_out(tmp_path: Pat
     tape = Tape().arm().sleep().seen(1).seen(2).seen(3, after=0).wake()
     tape.poll(before=2).poll(4, before=1)
     lane = lane_of(tape, tmp_path, "CQ 1", "waiting")
-    assert steps(lane) == [(2000, 1), (3000, 2), (3000, 3), (5000, 1), (6000, 0)]
+    # They came before the arm, which is the first record: else there had been an event.
+    assert steps(lane) == [(0, 1), (0, 2), (0, 3), (5000, 1), (6000, 0)]
     assert [kind for kind, _ in marks(lane)] == ["seen"] * 3
+    came = lane_of(tape, tmp_path, "CQ 1", "came")
+    assert spans(came) == [("came", 0, 0, False)]
+
+
+def test_a_completion_that_raised_no_event_came_between_the_last_poll_and_the_arm(
+    tmp_path: Path,
+) -> None:
+    tape = Tape().create().poll().arm().sleep().seen(1)
+    lanes = {lane.label: lane for lane in row_of(process_of(tape, tmp_path), "CQ 1").lanes}
+    polled, armed = (lanes["calls"].marks[n].time for n in (1, 2))
+    assert spans(lanes["came"]) == [("came", polled, armed, False)]
+    assert steps(lanes["waiting"]) == [(armed, 1)]
+
+
+def test_without_an_arm_for_all_it_came_before_it_was_seen(tmp_path: Path) -> None:
+    for tape in (Tape().create().poll(), Tape().create().poll().arm(solicited=True)):
+        tape.sleep().seen(1)
+        lanes = {lane.label: lane for lane in row_of(process_of(tape, tmp_path), "CQ 1").lanes}
+        (seen,) = lanes["waiting"].marks
+        assert spans(lanes["came"]) == [("came", lanes["calls"].marks[1].time, seen.time, False)]
+        assert steps(lanes["waiting"]) == [(seen.time, 1)]
+
+
+def test_one_that_raised_an_event_came_when_it_was_seen(tmp_path: Path) -> None:
+    tape = Tape().create().poll().arm().sleep().seen(1).wake().event().poll(before=1)
+    labels = [lane.label for lane in row_of(process_of(tape, tmp_path), "CQ 1").lanes]
+    assert "waiting" in labels
+    assert "came" not in labels
 
 
 def test_polls_of_another_thread_do_not_take_what_was_seen(tmp_path: Path) -> None:
@@ -126,7 +156,7 @@ def test_polls_of_another_thread_do_not_take_what_was_seen(tmp_path: Path) -> No
     tape.poll()
     tape.tid -= 1
     tape.add(What.POLL, 1, number=1)
-    assert steps(lane_of(tape, tmp_path, "CQ 1", "waiting")) == [(2000, 1)]
+    assert steps(lane_of(tape, tmp_path, "CQ 1", "waiting")) == [(0, 1)]
 
 
 def test_events_that_are_acknowledged_at_once_have_no_lane(tmp_path: Path) -> None:
@@ -141,7 +171,7 @@ def test_a_cq_has_a_lane_for_each_kind_of_gap_that_it_has(tmp_path: Path) -> Non
     process = process_of(race(), tmp_path)
     lanes = [lane.label for lane in row_of(process, "CQ 1").lanes]
     assert lanes == [
-        *("armed", "calls", "waiting"),
+        *("armed", "calls", "came", "waiting"),
         *("event to wake", "wake to poll", "no event until polled"),
     ]
     (gap,) = row_of(process, "CQ 1").lanes[-1].spans
@@ -207,18 +237,43 @@ def test_a_refused_post_and_a_refused_arm_have_failed(tmp_path: Path) -> None:
 # ---- tasks ----------------------------------------------------------------------------------
 
 
-def test_tasks_that_sleep_at_one_time_have_rows_and_later_ones_take_those(tmp_path: Path) -> None:
+def test_each_task_has_a_row_of_its_name(tmp_path: Path) -> None:
+    tape = Tape().task(1, "reader").add(What.TASK_SLEEP, 3, value=5, number=0x76636572)
+    tape.task(2, "a name that is cut after 24 bytes").add(What.TASK_SLEEP, value=6)
+    tape.add(What.TASK_WAKE, value=5).add(What.TASK_WAKE, value=1234)  # its sleep was lost
+    tape.task(1, "reader").add(What.TASK_SLEEP, value=7)
+    process = process_of(tape, tmp_path)
+    rows = [row for row in process.rows if row.kind == "task"]
+    assert [row.name for row in rows] == ["reader", "a name that is cut after"]
+    assert [spans(row.lanes[0]) for row in rows] == [
+        [("task", 1000, 4000, False), ("task", 7000, 7000, True)],
+        [("task", 3000, 7000, True)],
+    ]
+    texts = [span.text for span in rows[0].lanes[0].spans]
+    assert texts == ["reader awaits recv() of CQ 3", "reader awaits a completion"]
+
+
+def test_tasks_without_a_name_share_rows(tmp_path: Path) -> None:
     tape = Tape()
     for what, value in [("SLEEP", 5), ("SLEEP", 6), ("WAKE", 5), ("SLEEP", 7), ("WAKE", 6)]:
         tape.add(What[f"TASK_{what}"], value=value)
-    tape.add(What.TASK_WAKE, value=1234)  # its sleep was lost
     process = process_of(tape, tmp_path)
     assert spans(row_of(process, "task 1").lanes[0]) == [
         ("task", 0, 2000, False),
-        ("task", 3000, 5000, True),
+        ("task", 3000, 4000, True),
     ]
     assert spans(row_of(process, "task 2").lanes[0]) == [("task", 1000, 4000, False)]
-    assert row_of(process, "task 1").lanes[0].spans[1].text == "awaits 0x7"
+
+
+def test_of_many_tasks_the_later_ones_share_rows(tmp_path: Path) -> None:
+    tape = Tape()
+    for number in range(OWN_ROWS + 10):
+        tape.task(number + 1, f"Task-{number}").add(What.TASK_SLEEP, value=number)
+        tape.add(What.TASK_WAKE, value=number)
+    rows = [row for row in process_of(tape, tmp_path).rows if row.kind == "task"]
+    assert [row.name for row in rows] == [*(f"Task-{n}" for n in range(OWN_ROWS)), "task 1"]
+    texts = [span.text for span in rows[-1].lanes[0].spans]
+    assert texts == [f"Task-{OWN_ROWS + n} awaits a completion" for n in range(10)]
 
 
 def test_the_gap_from_an_event_to_its_task_is_in_the_row_of_the_loop(tmp_path: Path) -> None:
@@ -294,7 +349,8 @@ def test_names_of_the_verbs_are_used() -> None:
     failed = words(What.COMPLETION, other=2, value=9, detail=12 << 16)
     assert failed == "CQ 1: completion of QP 2: fails with RETRY_EXC_ERR, wr_id 9"
     came = words(What.COMPLETION, other=2, value=9, number=64, detail=128, flags=Flag.SEEN)
-    wanted = "CQ 1: completion of QP 2: RECV, wr_id 9, 64 bytes; came before the program polled"
+    seen = "seen by the observer, before the program polled"
+    wanted = f"CQ 1: completion of QP 2: RECV, wr_id 9, 64 bytes; {seen}"
     assert came == wanted
     sleep = words(What.SLEEP, 0, detail=Call.EPOLL_WAIT, number=3, value=5 * 10**6)
     assert sleep == "sleeps in epoll_wait(), 3 descriptors, at most 5.00 ms"
@@ -304,3 +360,30 @@ def test_names_of_the_verbs_are_used() -> None:
     assert words(What.ASYNC_EVENT, detail=0) == "asynchronous event CQ_ERR"
     injected = words(What.EVENT, other=1, flags=Flag.INJECTED)
     assert injected == "CQ 1: event read from channel 1; injected by cqnotify chaos"
+
+
+def test_a_fault_is_named_with_what_it_did() -> None:
+    texts = [words(What.FAULT, 0, detail=fault, value=1) for fault in range(len(FAULTS) + 1)]
+    assert texts == [
+        "fault split: the poll gets 1 completion of more",
+        "fault hold: the poll gets none of 1 completion",
+        "fault eintr: a signal ends ibv_get_cq_event()",
+        "fault late: 1 ms",
+        "fault destroy: 1 ms",
+        "fault arm: EPERM",
+        "fault create: EPERM",
+        "fault register: EPERM",
+        "fault post: the list is refused after 1 request",
+        "fault fail: LOC_LEN_ERR",
+        "fault async: QP_FATAL",
+        "fault 11: EPERM",
+    ]
+
+
+def test_a_fault_is_a_mark_among_the_calls_of_its_thread(tmp_path: Path) -> None:
+    tape = Tape().sleep().add(What.FAULT, detail=FAULTS.index("late"), value=7).wake()
+    assert marks(lane_of(tape, tmp_path, THREAD, "calls")) == [
+        ("sleep", 0),
+        ("fault", 1000),
+        ("wake", 2000),
+    ]

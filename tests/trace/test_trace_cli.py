@@ -10,6 +10,7 @@ import pytest
 from trace_support import Tape, many, race
 
 from cqnotify.check import running
+from cqnotify.check.report import Logs
 from cqnotify.cli import main
 
 Capture = pytest.CaptureFixture[str]
@@ -109,7 +110,7 @@ def test_what_is_not_there_or_no_timeline(folder: Path, capsys: Capture) -> None
     assert refused(capsys, "--from", "nothing") == (1, nothing)
     (path,) = folder.glob("*.timeline")
     path.write_bytes(b"something else")
-    said = f"{path} is not a timeline: it does not begin with cqntime1"
+    said = f"{path} is not a timeline: it does not begin with cqntime2"
     assert refused(capsys, "--from", folder) == (1, said)
 
 
@@ -135,9 +136,9 @@ def observed(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """An observer that notes how it is called, and leaves the timeline of a race."""
     calls: list[object] = []
 
-    def run_observed(command: list[str], folder: Path, *, timeline_records: int) -> int:
+    def run_observed(command: list[str], logs: Logs, *, timeline_records: int) -> int:
         calls.append((command, timeline_records))
-        race().write(folder)
+        race().write(logs.folder)
         return 7
 
     monkeypatch.setattr(running, "run_observed", run_observed)
@@ -157,6 +158,16 @@ def test_the_picture_is_of_what_was_recorded(folder: Path, observed: list[object
     assert main(["trace", "-o", "run.svg", "--", "prog"]) == 7
     assert main(["trace", "-o", "from.svg", "--from", str(folder)]) == 0
     assert Path("run.svg").read_text() == Path("from.svg").read_text() != ""
+
+
+def test_the_timelines_are_kept(observed: list[object], folder: Path, capsys: Capture) -> None:
+    assert main(["trace", "-o", "run.svg", "--keep", "new", "--", "prog"]) == 7
+    assert main(["trace", "-o", "from.svg", "--from", "new"]) == 0
+    assert Path("run.svg").read_text() == Path("from.svg").read_text() != ""
+    Path("new/1.1.log").touch()
+    capsys.readouterr()
+    why = "--keep new: the folder has logs of another run"
+    assert refused(capsys, "--keep", "new", "--", "prog") == (2, why)
 
 
 def test_a_program_that_is_not_there(folder: Path, capsys: Capture) -> None:

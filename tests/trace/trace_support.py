@@ -16,6 +16,7 @@ from typing import Any
 
 from cqnotify.check.rules import find_rule
 from cqnotify.trace.records import (
+    COMPLETION,
     HEADER,
     MAGIC,
     NO_TIMEOUT,
@@ -49,6 +50,7 @@ class Tape:
         self.start = start
         self.now = 0
         self.records: list[bytes] = []
+        self.completions: list[bytes] = []
         self.log: list[dict[str, Any]] = []
 
     def add(self, what: int, object: int = 0, /, *, after: int = 1000, **values: int) -> Tape:
@@ -98,6 +100,14 @@ class Tape:
         number = before + len(wr_ids)
         return self.add(What.POLL, cq, number=number, detail=16, after=after)
 
+    def poll_run(self, *wr_ids: int, cq: int = 1, after: int = 1000) -> Tape:
+        """The same, as the observer writes successes of one QP that come in order."""
+        first = len(self.completions)
+        self.completions += [COMPLETION.pack(wr_id, 64, RECV) for wr_id in wr_ids]
+        values = {"other": cq, "value": first, "number": len(wr_ids), "detail": 16}
+        flags = int(Flag.WITH_COMPLETIONS)
+        return self.add(What.POLL, cq, after=after, flags=flags, **values)
+
     def arm(self, cq: int = 1, *, solicited: bool = False, **more: int) -> Tape:
         return self.add(What.ARM, cq, detail=int(solicited), **more)
 
@@ -113,6 +123,13 @@ class Tape:
     def wake(self, channel: int = 1, **more: int) -> Tape:
         return self.add(What.WAKE, channel, **{"number": 1 if channel else 0, **more})
 
+    def task(self, task: int, name: str) -> Tape:
+        """The task that the thread runs from here on."""
+        numbers = struct.unpack("<4IQ", name.encode()[:24].ljust(24, b"\0"))
+        object, other, number, detail, caller = numbers
+        values = {"other": other, "number": number, "detail": detail, "caller": caller}
+        return self.add(What.TASK, object, value=task, **values)
+
     def finding(self, rule: str, cq: int = 1, after: int = 0, **values: Any) -> Tape:
         number = len(self.log) + 1
         self.add(What.FINDING, cq, other=number, after=after)
@@ -125,22 +142,33 @@ class Tape:
 
     # The file.
 
-    def bytes(self, capacity: int | None = None) -> bytes:
-        """The file; a ring that holds less than all has the last records."""
+    def bytes(self, capacity: int | None = None, completions: int = 64) -> bytes:
+        """The file; a ring that holds less than all has the last records, or completions."""
         written = len(self.records)
         capacity = capacity or max(written, 1)
         ring = [bytes(RECORD.size)] * capacity
         for number, record in enumerate(self.records):
             ring[number % capacity] = record
+        ring += [bytes(COMPLETION.size)] * completions
+        for number, completion in enumerate(self.completions):
+            ring[capacity + number % completions] = completion
         header = HEADER.pack(
             *(MAGIC, HEADER_SIZE, RECORD.size, capacity, written),
             *(self.start, REALTIME + self.start - START, self.pid, 0),
+            *(completions, len(self.completions)),
         )
         return (header + self.command.encode()).ljust(HEADER_SIZE, b"\0") + b"".join(ring)
 
-    def write(self, folder: Path, *, number: int = 1, capacity: int | None = None) -> Path:
+    def write(
+        self,
+        folder: Path,
+        *,
+        number: int = 1,
+        capacity: int | None = None,
+        completions: int = 64,
+    ) -> Path:
         path = folder / f"{self.pid}.{number}.timeline"
-        path.write_bytes(self.bytes(capacity))
+        path.write_bytes(self.bytes(capacity, completions))
         if self.log:
             lines = "".join(json.dumps(entry) + "\n" for entry in self.log)
             path.with_suffix(".log").write_text(lines)

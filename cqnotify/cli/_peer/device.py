@@ -46,14 +46,14 @@ def gid_index(context: Context, plan: PeerPlan) -> int | None:
 
 
 def any_address() -> str:
-    """Return all addresses: those of IPv6 and IPv4, but for iWARP devices only one kind at once."""
+    """Return all addresses: of IPv6 and IPv4, or, where there is an iWARP device, of IPv4 only."""
     return "0.0.0.0" if any(map(needs_rdma_cm, devices())) else "::"
 
 
 def has_one_cpu() -> bool:
     """Whether an end that polls must yield the CPU, because this host has no other one.
 
-    The peer may be on this host, too, and a device in software always is. What an end waits for
-    then comes only while the end does not run, or else a tick of the scheduler later.
+    The peer may be on this host, too, and a device in software always is. Then a completion comes
+    only while the end that waits for it does not run, or else a tick of the scheduler later.
     """
     return os.cpu_count() == 1

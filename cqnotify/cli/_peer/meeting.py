@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What is printed while two ends meet, over TCP or by rdma_cm, and the errors if they do not."""
+"""The lines that are printed while two ends meet, over TCP or by rdma_cm, and the errors."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Percentiles, each of which is a value that was measured."""
+"""Percentiles; each is a value that was measured."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ class Stream:
 
 
 def _batch(of: tuple[SendWR, SendWR], n: int) -> list[SendWR]:
-    """Return n messages of which the last one completes."""
+    """Return n messages; only the last one raises a completion."""
     plain, signaled = of
     return [plain] * (n - 1) + [signaled]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What to run: the options of the command, some of which both ends need alike."""
+"""What to run: the options of the command. Both ends need some of them alike."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 from .. import CommandError
 from .._peer.plan import GRH, PeerPlan
 
-# What both ends need alike, by the names of the options.
+# The options that both ends need alike, by their names.
 SHARED: Final = {
     "connection": "connection",
     "size": "sizes",

@@ -47,10 +47,10 @@ function prepare(raw) {
       trace.rows.push(made);
       return made;
     });
-    process.findings.forEach(([time, text, severity, row], index) => {
+    process.findings.forEach(([since, time, text, severity, row], index) => {
       const { color } = trace.marks.find(({ kind }) => kind === severity);
       const matters = severity !== "information";
-      trace.findings.push({ time, text, color, matters, row: rows[row], process: number, index });
+      trace.findings.push({ since, time, text, color, matters, row: rows[row], process: number, index });
     });
   });
   trace.findings.sort((a, b) => a.time - b.time);

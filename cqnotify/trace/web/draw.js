@@ -307,7 +307,7 @@ class Painter {
       if (!part) return;
       const tall = Math.min(Math.max((part / sum) * height, 2), y - top);
       g.fillStyle = colors[trace.spans[kind].color];
-      g.globalAlpha = trace.spans[kind].kind === "armed" ? 0.5 : 0.95;
+      g.globalAlpha = ["armed", "came"].includes(trace.spans[kind].kind) ? 0.5 : 0.95;
       g.fillRect(NAMES + x, y - tall, 1, tall);
       y -= tall;
     });
@@ -328,12 +328,12 @@ class Painter {
     const width = Math.max(end - x, isOpen ? 8 : 1);
     const color = colors[style.color];
     g.fillStyle = isOpen ? this.fading(color, view.x(trace.duration), end) : color;
-    g.globalAlpha = { armed: width > 5 ? 0.24 : 0.5, solicited: 0.24, running: 0.85 }[style.kind] ?? 0.9;
+    g.globalAlpha = { armed: width > 5 ? 0.24 : 0.5, came: width > 5 ? 0.24 : 0.5, solicited: 0.24, running: 0.85 }[style.kind] ?? 0.9;
     g.beginPath();
     g.roundRect(x, top, width, height, Math.min(3, width / 2));
     g.fill();
     g.globalAlpha = 1;
-    if ((style.kind === "armed" || style.kind === "solicited") && width > 5) {
+    if (["armed", "came", "solicited"].includes(style.kind) && width > 5) {
       g.strokeStyle = color;
       g.lineWidth = 1;
       g.stroke();

@@ -197,10 +197,11 @@ class Page {
     if (by_ < 0 && this.finding < 0) this.finding = 0;
     do this.finding = (this.finding + by_ + count) % count;
     while (by_ && others && !findings[this.finding].matters);
-    const { time, text, row } = findings[this.finding];
+    const { since, time, text, row } = findings[this.finding];
     this.pointer.hideTip();
     const lane = row.lanes.find((each) => each.label === "calls") || row.lanes[0];
-    this.view.jump(time, lane);
+    // From what led to it on.
+    this.view.jump(time, lane, since < time ? (time - since) * 2.6 : null);
     this.reveal(lane);
     by("scroll").scrollIntoView({ block: "nearest" });
     this.say(`finding ${this.finding + 1} of ${findings.length}: ${text}`);

@@ -13,7 +13,7 @@ from cqnotify.testing import Endpoint, PairFactory
 
 
 def tally_between(a: Endpoint, b: Endpoint) -> Tally:
-    """Of the number at the start of b's memory."""
+    """Return a tally of the number at the start of b's memory."""
     return Tally(a.qp, a.mr, b.mr.addr, b.mr.rkey)
 
 

@@ -22,7 +22,7 @@ int main(void)
     pthread_t waiter;
     open_pair(&p);
     deliver(&p, 1);
-    CHECK(drain(p.recvs) == 1);
+    await_all(p.recvs, 1);
     deliver(&p, 1);
     CHECK(!pthread_create(&waiter, NULL, wait_for_message, &p));
     CHECK(!pthread_join(waiter, NULL));

@@ -16,11 +16,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <infiniband/verbs.h>
 
 enum { ENTRIES = 64, DEPTH = 32, SIZE = 64, GRH = 40, QKEY = 0x1234, AREA = 4096 };
+enum { SECONDS = 100 }; /* that nothing lasts which does not hang */
 
 struct pair {
     struct ibv_context *ctx;
@@ -221,7 +223,9 @@ static inline void post_sends(struct pair *p, int n)
 static inline void await_completions(struct ibv_cq *cq, int n)
 {
     struct ibv_wc wc;
+    time_t hangs = time(NULL) + SECONDS;
     while (n > 0) {
+        CHECK(time(NULL) < hangs);
         int found = ibv_poll_cq(cq, 1, &wc);
         CHECK(found >= 0);
         CHECK(!found || wc.status == IBV_WC_SUCCESS);
@@ -242,8 +246,15 @@ static inline int drain(struct ibv_cq *cq)
     return n;
 }
 
-/* Sends n messages. When it returns, b's completions of them are in its CQ: a reliable send is
- * complete when the peer has it. */
+/* Polls until n completions have come, and the CQ is empty. */
+static inline void await_all(struct ibv_cq *cq, int n)
+{
+    await_completions(cq, n);
+    CHECK(drain(cq) == 0);
+}
+
+/* Sends n messages. When it returns, the peer has them: a send of RC is complete then. That their
+ * completions are there, too, only makes mistakes show: no verb promises it to what is right. */
 static inline void deliver(struct pair *p, int n)
 {
     post_recvs(p, n);

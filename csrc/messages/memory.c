@@ -1,0 +1,191 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * MessageMemory: a buffer that is to be registered, and how it is found again: see _pool.py.
+ *
+ * The memory of a numpy array is found by its addresses. Another buffer has a key: two with the
+ * same key are the same memory, while either of them is in use.
+ */
+
+#include "messages/memory.h"
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *view;   /* a memoryview */
+    PyObject *access; /* what is granted */
+    PyObject *array;  /* the numpy array that owns the memory, or holds what does; or None */
+    PyObject *key;    /* of another buffer, or None */
+    uint64_t start, end;
+} wanted;
+
+/* numpy's type of arrays, a new reference; or NULL, perhaps with an exception: nobody has imported
+ * it. */
+static PyTypeObject *array_type(void)
+{
+    PyObject *name = PyUnicode_FromString("numpy");
+    PyObject *numpy = name == NULL ? NULL : PyImport_GetModule(name);
+    PyObject *type = numpy == NULL ? NULL : PyObject_GetAttrString(numpy, "ndarray");
+    Py_XDECREF(name);
+    Py_XDECREF(numpy);
+    if (type != NULL && !PyType_Check(type)) {
+        Py_CLEAR(type);
+    }
+    return (PyTypeObject *)type;
+}
+
+/* The object that is behind views of views, borrowed. */
+static PyObject *owner_of(PyObject *view)
+{
+    PyObject *owner = view;
+    while (owner != NULL && PyMemoryView_Check(owner)) {
+        owner = PyMemoryView_GET_BUFFER(owner)->obj;
+    }
+    return owner;
+}
+
+/* The array at the end of a row of arrays: each is a view of the next. */
+static PyObject *base_of(PyObject *array, PyTypeObject *type)
+{
+    PyObject *one = Py_NewRef(array);
+    for (;;) {
+        PyObject *base = PyObject_GetAttrString(one, "base");
+        if (base == NULL) {
+            Py_DECREF(one);
+            return NULL;
+        }
+        if (!PyObject_TypeCheck(base, type)) {
+            Py_DECREF(base);
+            return one;
+        }
+        Py_SETREF(one, base);
+    }
+}
+
+/* A part of something is found by nobody, nor is a part of a memory region. */
+static PyObject *key_of(const cqn_state *st, PyObject *owner, const wanted *self)
+{
+    const Py_ssize_t nbytes = PyMemoryView_GET_BUFFER(self->view)->len;
+    Py_ssize_t all = -1;
+    if (owner != NULL && !PyObject_TypeCheck(owner, st->MR)) {
+        Py_buffer whole;
+        int rc;
+        CQN_UNLOCKED(rc = PyObject_GetBuffer(owner, &whole, PyBUF_FULL_RO));
+        if (rc < 0) {
+            return NULL;
+        }
+        all = whole.len;
+        CQN_UNLOCKED(PyBuffer_Release(&whole));
+    }
+    return all == nbytes ? Py_BuildValue("(nnO)", (Py_ssize_t)(intptr_t)owner, nbytes, self->access)
+                         : PyObject_CallNoArgs((PyObject *)&PyBaseObject_Type);
+}
+
+static int find(const cqn_state *st, wanted *self)
+{
+    const Py_buffer *buffer = PyMemoryView_GET_BUFFER(self->view);
+    PyObject *owner = Py_XNewRef(owner_of(self->view));
+    PyTypeObject *type = array_type();
+    int rc = PyErr_Occurred() ? -1 : 0;
+    if (rc == 0 && owner != NULL && type != NULL && PyObject_TypeCheck(owner, type)) {
+        self->start = (uint64_t)(uintptr_t)buffer->buf;
+        self->array = base_of(owner, type);
+        rc = self->array == NULL ? -1 : 0;
+    }
+    else if (rc == 0) {
+        self->key = key_of(st, owner, self);
+        rc = self->key == NULL ? -1 : 0;
+    }
+    self->end = self->start + (uint64_t)buffer->len;
+    Py_XDECREF(type);
+    Py_XDECREF(owner);
+    return rc;
+}
+
+PyObject *cqn_memory_new(const cqn_state *st, PyObject *view, PyObject *access)
+{
+    wanted *self = (wanted *)st->MessageMemory->tp_alloc(st->MessageMemory, 0);
+    if (self == NULL) {
+        return NULL;
+    }
+    self->view = Py_NewRef(view);
+    self->access = Py_NewRef(access);
+    if (find(st, self) < 0) {
+        Py_CLEAR(self);
+    }
+    return (PyObject *)self;
+}
+
+static PyObject *memory_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    CQN_LOCKED;
+    CQN_COPY copy = NULL;
+    static char *names[] = {"view", "access", NULL};
+    PyObject *view, *access;
+    return cqn_freeze_keywords(&kwargs, &copy) == 0 &&
+                   PyArg_ParseTupleAndKeywords(args, kwargs, "O!O:MessageMemory", names,
+                                               &PyMemoryView_Type, &view, &access)
+               ? cqn_memory_new(cqn_state_of(type), view, access)
+               : NULL;
+}
+
+static int memory_traverse(PyObject *op, visitproc visit, void *arg)
+{
+    wanted *self = (wanted *)op;
+    Py_VISIT(Py_TYPE(op));
+    Py_VISIT(self->view);
+    Py_VISIT(self->access);
+    Py_VISIT(self->array);
+    Py_VISIT(self->key);
+    return 0;
+}
+
+static int memory_clear(PyObject *op)
+{
+    CQN_LOCKED;
+    wanted *self = (wanted *)op;
+    Py_CLEAR(self->view);
+    Py_CLEAR(self->access);
+    Py_CLEAR(self->array);
+    Py_CLEAR(self->key);
+    return 0;
+}
+
+static void memory_dealloc(PyObject *op)
+{
+    PyObject_GC_UnTrack(op);
+    CQN_LOCKED;
+    PyTypeObject *type = Py_TYPE(op);
+    memory_clear(op);
+    type->tp_free(op);
+    Py_DECREF(type);
+}
+
+static PyMemberDef memory_members[] = {
+    {"view", T_OBJECT, offsetof(wanted, view), READONLY, "A memoryview of it."},
+    {"access", T_OBJECT, offsetof(wanted, access), READONLY, "What is granted."},
+    {"array", T_OBJECT, offsetof(wanted, array), READONLY,
+     "The numpy array that has the memory; None if it is another buffer."},
+    {"key", T_OBJECT, offsetof(wanted, key), READONLY,
+     "Of another buffer: whether it is the same."},
+    {"start", T_ULONGLONG, offsetof(wanted, start), READONLY, "Where it begins in an array."},
+    {"end", T_ULONGLONG, offsetof(wanted, end), READONLY, "Where it ends."},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot memory_slots[] = {
+    {Py_tp_doc, "MessageMemory(view, access)\n--\n\n"
+                "A buffer that is to be registered: of a numpy array, from `start` to `end`; or "
+                "another one, with a `key` that says if it is the same."},
+    {Py_tp_new, memory_new},
+    {Py_tp_traverse, memory_traverse},
+    {Py_tp_clear, memory_clear},
+    {Py_tp_dealloc, memory_dealloc},
+    {Py_tp_members, memory_members},
+    {0, NULL},
+};
+
+PyType_Spec cqn_message_memory_spec = {
+    .name = "cqnotify.MessageMemory",
+    .basicsize = sizeof(wanted),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = memory_slots,
+};

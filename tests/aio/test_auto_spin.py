@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: MIT
+"""spin="auto" where operations take time: on the fake library of the benchmarks, in programs of
+their own. On software devices they mostly complete as they are posted."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import DEADLINE
+
+from benchmarks.harness import compiled
+
+OPS = 100
+PROGRAM = f"""
+import json, sys
+from benchmarks import spin
+spin.OPS, spin.WARM_UP = {OPS}, 0
+spin.DELAYS = {{"short": 20_000, "long": 20_000_000, "short again": 20_000}}
+print(json.dumps(getattr(spin, sys.argv[1])("auto")()))
+"""
+
+
+@pytest.fixture(scope="module")
+def fake_verbs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    library = tmp_path_factory.mktemp("fake_verbs") / "fake_verbs.so"
+    compiled.compile_c(compiled.SOURCES / "fake_verbs.c", library)
+    return library
+
+
+def wakeups(library: Path, how: str, cpus: int) -> dict[str, int]:
+    """How many of the operations were not served by spinning."""
+    preload = f"{os.environ.get('LD_PRELOAD', '')} {library}".strip()  # ASan's wants to be first
+    env = {"BENCH_DEVICE": "fake0", "LD_PRELOAD": preload, "FAKE_CPUS": str(cpus)}
+    command = [sys.executable, "-c", PROGRAM, how]
+    options: dict[str, Any] = {"timeout": DEADLINE, "stdout": subprocess.PIPE, "check": True}
+    out = subprocess.run(command, env={**os.environ, **env}, **options).stdout
+    return {case: figures["wakeups"] for case, figures in json.loads(out).items()}
+
+
+@pytest.mark.parametrize("how", ["awaits", "in_thread"])
+def test_it_spins_where_that_pays_and_follows_a_change(fake_verbs: Path, how: str) -> None:
+    slept = wakeups(fake_verbs, how, cpus=2)
+    assert slept["short"] < OPS / 2
+    assert slept["long"] > OPS / 2  # all, but where the machine stalls for so long
+    assert slept["short again"] < OPS  # since a rare wait looks whether it pays
+
+
+@pytest.mark.parametrize("how", ["awaits", "in_thread"])
+def test_on_one_cpu_what_takes_time_is_slept_for(fake_verbs: Path, how: str) -> None:
+    assert wakeups(fake_verbs, how, cpus=1)["long"] > OPS / 2
