@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import os
 import re
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from typing import Any
 import pytest
 from cm_support import GIVEN_UP, NOBODY, SOON, Side, address_of, asleep
 from raw_peer import RawPeer
-from support import eventually, is_iwarp, open_fds, until
+from support import eventually, is_iwarp, until
 
 from cqnotify import Context, VerbsError, cm
 from cqnotify._core import CMID, CMChannel
@@ -404,22 +406,41 @@ async def play(ctx: Context, face: str, row: list[str]) -> None:
         await run_row(s, row)
 
 
-def left() -> tuple[int, int, int]:
-    """Descriptors and objects of rdma_cm that are there."""
+def identifiers() -> list[CMID | CMChannel]:
     gc.collect()
-    kinds = [type(thing) for thing in gc.get_objects()]
-    return open_fds(), kinds.count(CMID), kinds.count(CMChannel)
+    return [thing for thing in gc.get_objects() if isinstance(thing, CMID | CMChannel)]
+
+
+def descriptors() -> Counter[str]:
+    """How many of each file are open."""
+    names: Counter[str] = Counter()
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the one that has listed them
+            names[os.readlink(f"/proc/self/fd/{number}")] += 1
+    return names
+
+
+class Leftovers:
+    """What the test leaves. What was there before it may go meanwhile, and does not count."""
+
+    def __init__(self) -> None:
+        self.earlier = identifiers()  # kept, so that nothing new gets the address of one
+        self.open_before = descriptors()
+
+    def __call__(self) -> tuple[list[CMID | CMChannel], Counter[str]]:
+        known = {id(thing) for thing in self.earlier}
+        new = [thing for thing in identifiers() if id(thing) not in known]
+        return new, descriptors() - self.open_before
 
 
 @pytest.mark.parametrize("face", FACES)
 @pytest.mark.parametrize("row", rows(TABLE), ids=lambda row: f"{row[0]}, {row[1]}")
 def test_each_end_in_each_state(ctx: Context, face: str, row: list[str]) -> None:
     blocking.listen(address_of(ctx), 0).close()  # the threads' channel stays
-    until(lambda: left()[1:] == (0, 1), "what an earlier test left has gone")
-    before = left()
+    left = Leftovers()
     if is_iwarp(ctx):
         row = on_iwarp(row)
     asyncio.run(asyncio.wait_for(play(ctx, face, row), 2 * GIVEN_UP if is_iwarp(ctx) else SOON))
     if is_iwarp(ctx) or face == "threads":  # closing, or taking in an event, may go on in a thread
-        until(lambda: left() == before, "all has gone")
-    assert left() == before
+        until(lambda: left() == ([], {}), "all has gone")
+    assert left() == ([], {})
