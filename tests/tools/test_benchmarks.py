@@ -15,7 +15,7 @@ import pytest
 from support import DEADLINE
 
 from benchmarks import __main__ as bench
-from benchmarks.harness import chart, compiled, parts, plan, report, results
+from benchmarks.harness import compiled, parts, plan, report, results
 from benchmarks.harness.plan import Benchmark, Limit
 from benchmarks.harness.results import About, Run, Table
 
@@ -245,10 +245,3 @@ print(json.dumps(counts))
 """
     counts = on_fake_verbs(fake_verbs, program, FAKE_COMPLETE_ON_ARM="1")
     assert counts == [0, [True, 1], [True, 1], [False, 0]]
-
-
-def test_the_chart_shows_the_table_of_the_page() -> None:
-    rows = [*chart.rows(chart.PAGE.read_text())]
-    assert len(rows) > 4
-    assert all({"C", "cqnotify", "ibverbs", "pyverbs"} == set(row.costs) for row in rows)
-    assert chart.CHART.read_text() == chart.chart(chart.PAGE.read_text())

@@ -82,12 +82,6 @@ def test_every_picture_is_shown_and_every_block_has_a_known_language(page: Page)
     assert {path.name for path in DOCS.glob("*.svg")} <= linked
 
 
-def test_the_picture_of_the_index_is_what_its_script_draws() -> None:
-    """If not: python docs/receivers.py >docs/receivers.svg"""
-    drawn = python(str(DOCS / "receivers.py")).stdout
-    assert (DOCS / "receivers.svg").read_text() == drawn
-
-
 # ---- python ---------------------------------------------------------------------------------
 
 
