@@ -14,7 +14,7 @@ typedef struct {
     _Atomic(cqn_waiter *) poller; /* the sleeper that polls for all, or NULL */
     bool gone;                    /* the waiters' object was destroyed */
     bool interrupt_next;          /* interrupt() found no waiter: interrupt the next one */
-    unsigned sleeps;              /* waits since the last one that had to wait for nothing */
+    unsigned sleeps;              /* waits since one found something at once */
 } cqn_wait_queue;
 
 /* How a wait slept, for its caller. */
