@@ -5,7 +5,7 @@
 #include <link.h>
 #include <stdbool.h>
 
-/* The function `name` that a loaded object has for others; or NULL. */
+/* Returns the function `name` exported by a loaded object; or NULL. */
 void *cqn_symbol(const struct link_map *map, const char *name);
 
 #endif
