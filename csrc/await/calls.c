@@ -418,7 +418,7 @@ static int parse_wait(cqn_awaitable *self, int64_t *spin_now)
     return 0;
 }
 
-/* A wait() joins the waitlist even if the stash has completions, so that they are returned in the
+/* A wait() joins the waitlist even if the stash has completions, so they are returned in the
  * order of the waits. */
 static int join_waiters(cqn_awaitable *awaitable, int64_t spin)
 {

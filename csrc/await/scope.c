@@ -30,7 +30,7 @@ static PyObject *scope_drained(PyObject *op, PyObject *Py_UNUSED(unused))
     return (PyObject *)awaitable;
 }
 
-/* The end of a scope first yields to the event loop once, so that tasks started in the scope take
+/* The end of a scope first yields to the event loop once, so tasks started in the scope take
  * their first step. Trio shuffles the tasks that are ready, so two iterations are needed there. */
 int cqn_scope_end_begin(cqn_awaitable *self)
 {

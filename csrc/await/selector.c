@@ -439,7 +439,7 @@ static int deadline_of(PyObject *timeout, int64_t *deadline)
     return 0;
 }
 
-/* The result is rounded up, so that no timer is early. */
+/* The result is rounded up, so no timer is early. */
 static int milliseconds_until(int64_t deadline)
 {
     if (deadline <= 0) {

@@ -281,7 +281,7 @@ int cqn_spin(PyObject *value, int64_t *out_ns)
     return 0;
 }
 
-/* The result is rounded up, so that no wait ends early. */
+/* The result is rounded up, so no wait ends early. */
 int cqn_timeout(PyObject *value, int64_t *out_ns)
 {
     if (value == NULL || value == Py_None) {

@@ -183,7 +183,7 @@ static void retire_object(cqn_object *self, PyObject **interrupt)
     }
 }
 
-/* The handle is taken out of the object before the GIL is released, so that no other thread can
+/* The handle is taken out of the object before the GIL is released, so no other thread can
  * destroy it, too. The objects that `self` uses are entered, so they cannot be closed meanwhile. */
 static int destroy_handle(cqn_object *self, PyObject **interrupt)
 {

@@ -124,7 +124,7 @@ static void dealloc_object(PyObject *op)
     cqn_object *self = CQN_OBJ(op);
     PyTypeObject *type = Py_TYPE(op);
     self->refs.dying = true;
-    if (self->weakrefs != NULL) { /* first, so that no code finds the object from here on */
+    if (self->weakrefs != NULL) { /* first, so no code finds the object from here on */
         CQN_UNLOCKED(PyObject_ClearWeakRefs(op));
     }
     while (self->closing > 0 && !cqn_is_ending()) {

@@ -27,8 +27,8 @@ typedef struct cqn_object cqn_object;
 typedef struct cqn_dependent cqn_dependent;
 typedef struct cqn_context cqn_context;
 
-/* What closing does for a type: the functions that close.c calls. Unused ones are NULL, except
- * destroy and clear, which every type has. A context closes its open objects in the order of their
+/* The functions of a type that close.c calls. Unused ones are NULL; every type has destroy and
+ * clear. A context closes its open objects in the order of their
  * ranks: flows, then queue pairs, then receive queues (SRQs, WQs), because work requests on these
  * pin memory regions and address handles. */
 typedef struct {

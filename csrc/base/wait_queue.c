@@ -95,7 +95,7 @@ static void signal_waiter(cqn_waiter *waiter)
     (void)n; /* a full counter is readable anyway */
 }
 
-/* Makes the eventfd unreadable, so that the next ppoll(2) sleeps. */
+/* Makes the eventfd unreadable, so the next ppoll(2) sleeps. */
 static void clear_signal(const cqn_waiter *waiter)
 {
     uint64_t count;

@@ -32,8 +32,8 @@ typedef struct {
     int (*drain)(cqn_context *);            /* reads asynchronous events; -1 with an exception */
     const char *verb;                       /* for error messages */
     void (*time_out)(cqn_object *);         /* raises TimeoutError; can run arbitrary code */
-    /* Whether nothing is known that pop() or check() would find, so that only the descriptor can
-     * end the wait. NULL: unknown. */
+    /* Whether pop() and check() would find nothing, and only the descriptor can end the wait. NULL:
+     * unknown. */
     bool (*is_quiet)(const cqn_object *, uint64_t seen_serial);
 } cqn_wait_kind;
 
@@ -44,7 +44,7 @@ int64_t cqn_now_ns(void);
  * at the end. */
 int cqn_wait_queue_open(cqn_wait_queue *queue);
 
-/* Wakes all waiters after their object was closed, so that they notice. With `nobody_left`, in a
+/* Wakes all waiters after their object was closed, so they notice. With `nobody_left`, in a
  * forked child, there are none to wake. */
 void cqn_wait_queue_shut(cqn_wait_queue *queue, bool nobody_left);
 

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: MIT */
+/* Drawing and injecting faults; those of posts are in chaos_post.c. */
 #include "chaos.h"
 
 #include <errno.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: MIT */
+/* Writing the log, whose format is in log.h: one write() for each line. */
 #include "log.h"
 
 #include <stdarg.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: MIT */
+/* Backtraces of calls, each taken once and never freed. */
 #include "site.h"
 
 #include <stddef.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: MIT */
+/* Finding functions of loaded objects. */
 #ifndef CQN_CHECK_SYMBOL_H
 #define CQN_CHECK_SYMBOL_H
 

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: MIT */
+/* Writing a timeline, whose format is in record.h. */
 #include "timeline.h"
 
 #include <string.h>

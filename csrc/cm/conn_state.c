@@ -272,7 +272,7 @@ static int reject_events(cqn_cm_conn *self)
     return rc;
 }
 
-/* The reason is set first, so that code that sees the flush finds it. */
+/* The reason is set first, so code that sees the flush finds it. */
 static int deliver_end(cqn_cm_conn *self, PyObject *event, bool shuts_down)
 {
     set_reason(self, event);

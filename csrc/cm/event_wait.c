@@ -3,7 +3,7 @@
  * CMWait: waits for an event of a CMConn, in the shape of a coroutine. A task awaits it, or a
  * generator of steps does; in a thread, its first step sleeps and has the result.
  *
- * A task is listed before it sleeps, so that it can be woken, and then checks once more.
+ * A task is listed before it sleeps, so it can be woken, and then checks once more.
  */
 
 #include "await/coroutine.h"

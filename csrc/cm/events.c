@@ -4,7 +4,7 @@
  *
  * rdma_destroy_id() waits until all fetched events of the identifier are acknowledged. No other
  * thread runs between fetching and acknowledging, so it never waits for an event of ours. An event
- * moves the identifier to its next state here, before any program sees it, so that calls of other
+ * moves the identifier to its next state here, before any program sees it, so calls of other
  * threads are checked against the state that the library has.
  */
 

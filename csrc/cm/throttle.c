@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * CMCall: a slow call. Few of these are made in one iteration of an event loop, so that other tasks
+ * CMCall: a slow call. Few of these are made in one iteration of an event loop, so other tasks
  * are not delayed, however many connections are closed at once. A task awaits it like a coroutine.
  *
  * An iteration makes calls until they have taken CQN_CM_BUDGET. Later calls wait in a queue, and

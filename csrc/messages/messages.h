@@ -11,7 +11,7 @@
  *   outbox.c           messages that wait for credits, or for the peer to read them
  *   offer.c            registers the frames of a large message, and offers it
  *   send.c             copies a message into a frame, and decides when it is posted
- *   post.c             what is posted, and when; ACKs
+ *   post.c             the posts of a session, and ACKs
  *   task.c             a task that sleeps in recv() or send(), and how it is woken
  *   frames.c           the buffers of a message to be sent
  *   copy.c             copies the frames of a received message
@@ -185,7 +185,7 @@ struct cqn_session {
     bool resuming;     /* a resumed task runs; its frames are flushed afterwards */
 };
 
-/* Whether the connection is over, so that nothing may be sent any more. */
+/* Whether the connection is over: nothing may be sent then. */
 static inline bool cqn_session_is_over(const cqn_session *self)
 {
     return self->error != NULL && self->error != Py_None;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What a session posts, and when; and the completions of sends that it waits for.
+ * The posts of a session, and the completions of sends that it waits for.
  *
- * A completed frame frees its memory and its slots, which are not needed while there is free
- * memory: completions are polled for when there is none. So for a stream of small messages the CQ
- * of sends is armed only for failures, in the terms of the verbs for solicited events: successful
- * sends raise no event. When something waits for a completion, the CQ is armed for all, until an
- * event arrives that nothing waited for.
+ * The completion of a frame frees its memory and its slots. These are not needed while other memory
+ * is free, so completions are polled only when there is none. For a stream of small messages the CQ
+ * of sends is therefore armed only for failures (for solicited events, in the terms of the verbs):
+ * successful sends raise no event. When something waits for a completion, the CQ is armed for all
+ * of them, until an event arrives that nothing waited for.
  */
 
 #include "messages/post.h"

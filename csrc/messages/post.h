@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What a session posts, and when: see post.c. */
+/* The posts of a session, see post.c. */
 #ifndef CQN_MESSAGES_POST_H
 #define CQN_MESSAGES_POST_H
 
@@ -34,7 +34,7 @@ int cqn_session_flush_or_fail(cqn_session *self);
 /* Sends an ACK if there is free memory; otherwise it remains due. Returns -1 with an exception. */
 int cqn_session_send_ack(cqn_session *self, uint8_t flags);
 
-/* Called when the memory of a message is free, so that its receive is posted again. */
+/* Called when the memory of a message is free, so its receive is posted again. */
 void cqn_session_repost(cqn_session *self, uint32_t slot);
 
 /* Handles completions without an event, of receives or reads. Returns -1 with an exception that

@@ -310,7 +310,7 @@ struct ibv_wc cqn_wc_of_row(const cqn_wc_row *row);
  * argument. */
 const struct ibv_wc *cqn_wc_raw(const cqn_state *st, PyObject *wc, const char *name);
 
-/* Loads the enums, so that creating completions later runs no Python code and cannot fail in it.
+/* Loads the enums, so creating completions later runs no Python code and cannot fail in it.
  * Returns -1 with an exception. */
 int cqn_wc_prepare(cqn_state *st);
 

@@ -17,7 +17,7 @@
  * channel and is returned from there, acknowledged in advance. So is an event that the core
  * generates itself, for a CQ that was resized while a waiter slept.
  *
- * A CQ remembers for what it is armed, so that it is not armed twice for one event. It forgets this
+ * A CQ remembers for what it is armed, so it is not armed twice for one event. It forgets this
  * when one of its events is read, and when a wait on its channel ends without an event, since the
  * event may be lost.
  */

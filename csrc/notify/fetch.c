@@ -5,7 +5,7 @@
  *
  * The stash makes polling safe: completions leave it only after their Python objects were created.
  * On the way there each completion gets the user's wr_id back, see work/wr_queue.c. When a queue
- * pair is closed or reset, all of the device's completions go to the stash, so that no result is
+ * pair is closed or reset, all of the device's completions go to the stash, so no result is
  * lost.
  *
  * A thread that spins polls without the GIL, so it cannot touch the stash: the completions that it

@@ -255,7 +255,7 @@ static void append_report(cqn_report **list, cqn_report *report)
     *list = report;
 }
 
-/* Whether both are of the same type and about the same element, so that one of them is enough. */
+/* Whether both are of the same type and about the same element, so one of them is enough. */
 static bool same_report(const cqn_report *a, const cqn_report *b)
 {
     return a->type == b->type && a->element == b->element && a->port_num == b->port_num;

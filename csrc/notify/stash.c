@@ -330,7 +330,7 @@ bool cqn_stash_pop(cqn_cq *self, uint64_t wr_id, const cqn_qp *qp, struct ibv_wc
     return true;
 }
 
-/* Makes the completions contiguous, so that they can be copied in one piece. */
+/* Makes the completions contiguous, so they can be copied in one piece. */
 void cqn_stash_pack(cqn_cq *self)
 {
     struct ibv_wc *first = self->stash + self->stash_head;
@@ -353,7 +353,7 @@ void cqn_stash_pack(cqn_cq *self)
 void cqn_stash_put_back(cqn_cq *self, const struct ibv_wc *wc, const cqn_wc_extra *extra)
 {
     if (self->stash_head == 0 || self->stash_len == 0) {
-        const size_t front = 1 + self->stash_len / 2; /* so that later ones fit, too */
+        const size_t front = 1 + self->stash_len / 2; /* later ones fit, too */
         if (cqn_stash_reserve(self, front) < 0) {
             PyErr_WriteUnraisable((PyObject *)self);
             return;

@@ -209,7 +209,7 @@ static inline bool cqn_wr_queue_fits(const cqn_wr_queue *q, size_t n)
     return q->len + n <= q->capacity;
 }
 
-/* Enlarges the queue if needed for n more entries, so that the push after a post cannot fail.
+/* Enlarges the queue if needed for n more entries, so the push after a post cannot fail.
  * Returns -1 with MemoryError. */
 static inline int cqn_wr_queue_reserve(cqn_wr_queue *q, size_t n)
 {

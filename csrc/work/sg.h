@@ -52,8 +52,8 @@ int cqn_sg_keep(cqn_sg *sg);
  * left to be freed. Can run arbitrary code if there is a buffer. */
 int cqn_sg_copy(cqn_sg *sg);
 
-/* Fills in the memory of an unpickled request: its length, and a closed object of `type`, so that
- * every queue refuses it. Returns -1 with an exception. */
+/* Sets the memory of an unpickled request: its length, and a closed object of `type`, which every
+ * queue refuses. Returns -1 with an exception. */
 int cqn_sg_restore(cqn_sg *sg, PyTypeObject *type, uint64_t length);
 void cqn_sg_drop_bytes(cqn_sg *sg);
 void cqn_sg_free(cqn_sg *sg);

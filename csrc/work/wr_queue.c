@@ -39,7 +39,7 @@ static cqn_wr *entry_at(const cqn_wr_queue *q, size_t i)
 /* ---- numbers ---- */
 
 /* Where a queue begins to count: in a debug build shortly before slots and generations wrap around,
- * so that the tests cover that. */
+ * so the tests cover that. */
 #ifdef CQN_FAULTS
 #define FIRST_SLOT (CQN_WR_SLOTS - 8)
 #define FIRST_GENERATION UINT64_C(0xfff0)
