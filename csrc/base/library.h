@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* libibverbs, loaded when a device is first used. So the core can be installed and imported on
+/* libibverbs, loaded on first use of a device. The core can therefore be installed and imported on
  * machines without the library, and works with older releases than the one it was built with. */
 #ifndef CQN_LIBRARY_H
 #define CQN_LIBRARY_H
