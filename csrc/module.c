@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The module: its state, its types, and nothing else. */
+/* The module: its state and its types. */
 
 #include "cm/cm.h"
 #include "messages/memory.h"
@@ -16,8 +16,8 @@ static int add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **slot)
     return add_derived(module, spec, NULL, slot);
 }
 
-/* Runs once in each interpreter that imports the module. If it fails, module_clear() drops what it
- * made. */
+/* Runs once in each interpreter that imports the module. If it fails, module_clear() releases what
+ * it created. */
 CQN_RARE static int module_exec(PyObject *module)
 {
     cqn_state *st = PyModule_GetState(module);
@@ -205,8 +205,8 @@ static PyMethodDef module_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-/* All state is in cqn_state, one for each interpreter, and libibverbs is
- * thread-safe: so each may have a GIL of its own, or none, see lock.h. */
+/* All state is in cqn_state, one per interpreter, and libibverbs is thread-safe. Each interpreter
+ * may therefore have its own GIL, or none, see lock.h. */
 static PyModuleDef_Slot module_slots[] = {
     {Py_mod_exec, module_exec},
 #if PY_VERSION_HEX >= 0x030C0000

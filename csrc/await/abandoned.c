@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Operations whose task has given up. A work request that was posted can not be taken back, so the
- * engine owns such an operation until it completes.
+ * Operations whose task gave up. A posted work request cannot be withdrawn, so the engine owns such
+ * an operation until it completes.
  *
- * A receive among them can be found by its memory: the next recv() of the same memory takes over
- * the first one, with its place in the WR queue, or with its message, if that is in the
- * stash already. So a program that receives with a timeout, again and again, has one receive
- * posted. The table of the engine owns the receives whose completion is in the stash.
+ * An abandoned receive is found by its memory: the next recv() of the same memory takes over the
+ * first one, with its place in the WR queue, or with its message, if that is in the stash already.
+ * So a program that repeatedly receives with a timeout has only one receive posted. The engine's
+ * table owns the receives whose completion is in the stash.
  */
 
 #include "await/abandoned.h"
 #include "await/awaitable.h"
 #include "await/waitlist.h"
 
-#define FEW 16 /* whose message is gone: not worth a look at all */
+#define FEW 16 /* receives whose message is gone: too few to sweep */
 
 static uint64_t key_of_memory(const cqn_awaitable *self)
 {
@@ -21,7 +21,7 @@ static uint64_t key_of_memory(const cqn_awaitable *self)
     return addr ^ (uint64_t)(uintptr_t)self->qp * UINT64_C(0x9e3779b97f4a7c15);
 }
 
-/* Most receives have one memory element, which fits into the awaitable itself. */
+/* Most receives have one SGE, which fits into the awaitable itself. */
 int cqn_abandoned_remember(cqn_awaitable *self, const cqn_sg *sg)
 {
     self->num_sge = sg->num_sge;
@@ -46,8 +46,8 @@ static bool is_same_memory(const cqn_awaitable *a, const cqn_awaitable *b)
     return same;
 }
 
-/* A receive with a wr_id of the user can only be taken over by one of the same wr_id, and not while
- * a completion() claims that. */
+/* Returns whether a new receive may take over an old one. If the user chose the old one's wr_id,
+ * only a receive with the same wr_id may, and only while no completion() claims it. */
 static bool may_take_over(const cqn_awaitable *self, const cqn_awaitable *old)
 {
     return is_same_memory(self, old) &&
@@ -55,7 +55,8 @@ static bool may_take_over(const cqn_awaitable *self, const cqn_awaitable *old)
                              cqn_claims_find(self->engine, old->wr_id, old->qp->qp_num) == NULL));
 }
 
-/* The first abandoned receive of that memory, in the order in which the device has them. */
+/* Returns the first abandoned receive of the same memory, in the device's order, or NULL;
+ * borrowed. */
 static cqn_awaitable *find(const cqn_awaitable *self)
 {
     cqn_awaitable *found = NULL;
@@ -69,8 +70,8 @@ static cqn_awaitable *find(const cqn_awaitable *self)
     return found;
 }
 
-/* No recv() finds the old one any more. If it was STASHED the caller gets the reference of the
- * table; else it stays posted. */
+/* Removes a receive from the table. If it was STASHED the caller gets the table's reference;
+ * otherwise it stays posted. */
 static void leave_table(cqn_awaitable *old)
 {
     assert(cqn_awaitable_is_abandoned(old) && old->waitlist != NULL);
@@ -101,11 +102,11 @@ static void take_over_posted(cqn_awaitable *self, cqn_awaitable *old)
     cqn_wr_at(self->queue, self->position)->awaitable = self;
     cqn_awaitable_link(self);
     old->queue = NULL;
-    cqn_awaitable_drop(old); /* which takes it out of the table, too */
+    cqn_awaitable_drop(old); /* removes it from the table, too */
 }
 
-/* Returns whether an abandoned receive of the same memory became this one. If its message was taken
- * from the stash by others, it is forgotten, and the search goes on. */
+/* A receive whose message was taken from the stash by other code is forgotten, and the search goes
+ * on. */
 bool cqn_abandoned_take_over(cqn_awaitable *self)
 {
     cqn_awaitable *old;
@@ -128,8 +129,8 @@ bool cqn_abandoned_take_over(cqn_awaitable *self)
     return false;
 }
 
-/* Forgets the receives whose message others have taken from the stash. Dropping an awaitable can
- * run any code, which can change the table: so they are dropped at the end. */
+/* Forgets the receives whose message was taken from the stash by other code. Releasing an awaitable
+ * can run arbitrary code, which can change the table, so they are released at the end. */
 static void sweep(cqn_engine *engine)
 {
     cqn_waitlist gone = {NULL, NULL};
@@ -159,13 +160,13 @@ void cqn_abandoned_forget_all(cqn_engine *engine)
     }
 }
 
-/* The table knows this receive until the next recv() of the same memory, or the end of the AsyncCQ.
- */
+/* Adds the receive to the table, until the next recv() of the same memory or the end of the
+ * AsyncCQ. */
 static void join_table(cqn_awaitable *self)
 {
     if (!self->engine->closed &&
         cqn_table_add(&self->engine->abandoned_recvs, self, key_of_memory(self)) < 0) {
-        PyErr_Clear(); /* then no recv() finds it, and the message goes to wait() */
+        PyErr_Clear(); /* then no recv() finds it, and its message goes to wait() */
     }
 }
 
@@ -176,7 +177,7 @@ static void sweep_if_worth_it(cqn_engine *engine)
     }
 }
 
-/* The device goes on with the work request. */
+/* The device still processes the work request. */
 static void abandon_posted(cqn_awaitable *self)
 {
     cqn_awaitable_adopt(self);
@@ -186,8 +187,8 @@ static void abandon_posted(cqn_awaitable *self)
     }
 }
 
-/* Others can have its completion. If it goes into the stash, the next recv() of the same memory can
- * take it from there. */
+/* Offers the completion to claims. If it goes into the stash, the next recv() of the same memory
+ * can take it from there. */
 static void abandon_complete(cqn_awaitable *self)
 {
     cqn_engine *engine = self->engine;
@@ -204,7 +205,7 @@ static void abandon_complete(cqn_awaitable *self)
     if (self->waitlist != NULL) {
         self->owner = CQN_STASHED;
         engine->stashed++;
-        Py_INCREF(self); /* the reference of the table */
+        Py_INCREF(self); /* the table's reference */
         sweep_if_worth_it(engine);
     }
 }

@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: MIT */
-/* Operations whose task has given up; the next recv() of the same memory takes over a receive. */
+/* Operations whose task gave up; the next recv() of the same memory takes over a receive. */
 #ifndef CQN_AWAIT_ABANDONED_H
 #define CQN_AWAIT_ABANDONED_H
 
 #include "await/await.h"
 
-/* Remembers the memory of a receive. -1 with MemoryError. */
+/* Records the memory of a receive. Returns -1 with MemoryError. */
 int cqn_abandoned_remember(cqn_awaitable *self, const cqn_sg *sg);
 
-/* Whether an abandoned receive of the same memory became this one. */
+/* Returns whether `self` took over an abandoned receive of the same memory. */
 bool cqn_abandoned_take_over(cqn_awaitable *self);
 
-/* The task has given up its operation. If the device has its work request, the engine owns the
- * operation from now on; if it is COMPLETE, others can have its completion. */
+/* Abandons an operation whose task gave up. If the device has its work request, the engine owns the
+ * operation from here on; if it is COMPLETE, its completion goes to a claim or the stash. */
 void cqn_operation_abandon(cqn_awaitable *self);
 
-/* The engine is closed: no abandoned receive is found by its memory any more. */
+/* Empties the table of abandoned receives when the engine is closed. */
 void cqn_abandoned_forget_all(cqn_engine *engine);
 
 #endif

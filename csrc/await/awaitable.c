@@ -1,23 +1,23 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The life of an awaitable: how it is made, who owns it, when it is pending, and how it ends. The
- * steps of its task are in step.c; the type is in awaitable_type.c.
+ * The life of an awaitable: its creation, its owner, when it is pending, and how it ends. The steps
+ * of its task are in step.c; the type is in awaitable_type.c.
  *
  * An engine has two lists. An awaitable joins the list of pending ones when it is posted or begins
  * to wait. It leaves this list when it has its result, when it will have none, or when its task
- * gives up. Then, unless the task knows already, it joins the list of those to be woken, and is
- * woken when the routing of completions is over (engine.c).
+ * gives up. Then, unless the task knows already, it joins the list of awaitables to be woken after
+ * the routing of completions (engine.c).
  *
- * A completion finds its awaitable by the work request that it completes, or by the wr_id that a
- * completion() claims. Completions are routed where no Python code may run. So nothing here wakes a
- * task, and no change of a list runs Python code.
+ * A completion finds its awaitable by its work request, or by the wr_id that a completion() claims.
+ * Completions are routed where no Python code may run. So nothing here wakes a task, and no change
+ * of a list runs Python code.
  */
 
 #include "await/awaitable.h"
 #include "await/loop.h"
 #include "await/waitlist.h"
 
-/* ---- its begin and its end ---- */
+/* ---- creation and end ---- */
 
 /* The awaitable holds its engine; the engine does not hold the awaitable, see "What keeps an
  * awaitable alive" in docs/internals.md. */
@@ -37,7 +37,7 @@ cqn_awaitable *cqn_awaitable_new(cqn_engine *engine, cqn_awaitable_kind kind, co
     return self;
 }
 
-/* Frees the memory that an awaitable owns: the copy of a QUEUED send, and the memory elements of a
+/* Frees the memory owned by an awaitable: the work request of a QUEUED send and the SGEs of a
  * receive. */
 static void free_kept(cqn_awaitable *self)
 {
@@ -53,8 +53,8 @@ static void free_kept(cqn_awaitable *self)
     self->sge = NULL;
 }
 
-/* Drops all references of the awaitable. The garbage collector calls this, and so does the end of
- * an awaitable, whose own memory is kept for the next one (base/freelist.c). */
+/* Releases all references except the one to the engine. Called by the garbage collector and at the
+ * end of an awaitable, whose own memory goes to a freelist (base/freelist.c). */
 int cqn_awaitable_clear(PyObject *op)
 {
     cqn_awaitable *self = (cqn_awaitable *)op;
@@ -71,13 +71,13 @@ int cqn_awaitable_clear(PyObject *op)
     return 0;
 }
 
-/* The task has its result, or will never ask for one. */
+/* Called when the task has its result, or will never want one. */
 void cqn_awaitable_finish(cqn_awaitable *self)
 {
     assert(!cqn_awaitable_is_listed(self));
     cqn_awaitable_becomes(self, CQN_DONE);
     cqn_awaitable_leave_scope(self);
-    if (self->owner != CQN_STASHED) { /* else the next recv() of the same memory looks at it */
+    if (self->owner != CQN_STASHED) { /* else the next recv() of the same memory needs it */
         cqn_awaitable_clear((PyObject *)self);
         self->cleared = true;
     }
@@ -85,15 +85,14 @@ void cqn_awaitable_finish(cqn_awaitable *self)
 
 /* ---- awaitables to be woken ---- */
 
-/* Steals the reference, if there is one. The awaitable is woken, or only released, when the routing
- * of completions is over. */
+/* After the routing of completions the awaitable is woken, or only released. */
 void cqn_awaitable_wake_later(cqn_awaitable *awaitable)
 {
     if (awaitable == NULL) {
         return;
     }
     if (awaitable->wake == CQN_LISTED || awaitable->wake == CQN_SCHEDULED_LISTED) {
-        Py_DECREF(awaitable); /* the list has a reference already */
+        Py_DECREF(awaitable); /* the list already has a reference */
         return;
     }
     cqn_engine *self = awaitable->engine;
@@ -106,10 +105,10 @@ void cqn_awaitable_wake_later(cqn_awaitable *awaitable)
 
 /* ---- pending awaitables ---- */
 
-/* The channel owns a reference to each engine that has a taker or pending awaitables with a task.
- * The event loop holds the channel, so only this keeps the waiting tasks alive. Abandoned
- * awaitables keep nothing alive: an engine that is dropped is deallocated, and with it its QPs and
- * their memory. */
+/* The channel owns a reference to each engine with a taker or with pending awaitables of tasks. The
+ * event loop holds the channel, so only this keeps waiting tasks alive. Abandoned awaitables keep
+ * nothing alive: an engine without references is deallocated, and with it its QPs and their
+ * memory. */
 void cqn_engine_see_if_busy(cqn_engine *self)
 {
     cqn_channel *channel = self->channel;
@@ -145,13 +144,14 @@ int cqn_engine_busy_traverse(const cqn_channel *channel, visitproc visit, void *
     return 0;
 }
 
-/* The awaitable is pending from now on. The engine does not own it: the task owns its awaitable,
- * and the anchor, on which the task sleeps, owns the task. So an awaitable that is dropped is
- * deallocated, with its task if it has one. */
+/* The engine does not own the awaitable: the task owns it, and the anchor, on which the task
+ * sleeps, owns the task. So an awaitable without references is deallocated, with its task if it has
+ * one. */
 void cqn_awaitable_link(cqn_awaitable *awaitable)
 {
     cqn_engine *self = awaitable->engine;
-    /* The end of a scope waits for operations that no task has begun: they will find it closed. */
+    /* The end of a scope waits for operations that no task has begun; these will find the engine
+     * closed. */
     assert(!self->closed || awaitable->kind == CQN_OF_SCOPE);
     assert(awaitable->owner == CQN_UNLISTED && awaitable->state != CQN_DONE);
     awaitable->owner = CQN_PENDING;
@@ -164,8 +164,8 @@ void cqn_awaitable_link(cqn_awaitable *awaitable)
     cqn_engine_see_if_busy(self);
 }
 
-/* The list that an awaitable is in depends on its kind: a completion() is in the table of claims,
- * an abandoned receive in the table of these, all others in a waitlist. */
+/* The list depends on the kind of the awaitable: the table of claims for a completion(), the table
+ * of abandoned receives for one of these, otherwise a waitlist. */
 static void leave_waitlist_or_table(cqn_awaitable *awaitable)
 {
     cqn_engine *self = awaitable->engine;
@@ -184,7 +184,7 @@ static void leave_waitlist_or_table(cqn_awaitable *awaitable)
     }
 }
 
-/* The task has given up, and the device still has the work request: the engine owns the awaitable
+/* Called when the task gave up while the device has the work request: the engine owns the awaitable
  * until it completes. */
 void cqn_awaitable_adopt(cqn_awaitable *awaitable)
 {
@@ -195,7 +195,7 @@ void cqn_awaitable_adopt(cqn_awaitable *awaitable)
     cqn_engine_see_if_busy(awaitable->engine);
 }
 
-/* The WR queue keeps the wr_id of the work request, and forgets the awaitable. */
+/* The WR queue keeps the wr_id of the work request, without the awaitable. */
 static void detach_from_wr_queue(cqn_awaitable *self)
 {
     if (self->queue != NULL) {
@@ -215,8 +215,8 @@ static void unlist(cqn_awaitable *awaitable)
     self->len--;
 }
 
-/* Takes the awaitable out of all lists and tables. Returns a reference: that of the engine, or a
- * new one; or NULL, if the awaitable is being deallocated. */
+/* Removes the awaitable from all lists and tables. Returns the engine's reference or a new one;
+ * NULL if the awaitable is being deallocated. */
 static cqn_awaitable *unlink_all(cqn_awaitable *awaitable)
 {
     cqn_engine *self = awaitable->engine;
@@ -234,11 +234,11 @@ static cqn_awaitable *unlink_all(cqn_awaitable *awaitable)
     return is_abandoned ? awaitable : cqn_awaitable_ref(awaitable);
 }
 
-/* A pending awaitable has its result (COMPLETE), or will have none (FAILED). */
+/* Ends a pending awaitable that has its result (COMPLETE) or will have none (FAILED). */
 static void resolve(cqn_awaitable *awaitable, cqn_awaitable_state state)
 {
     cqn_awaitable_becomes(awaitable, state);
-    /* Its own step runs, in its task, and checks the state before the task sleeps. */
+    /* a running step of its task checks the state before the task sleeps */
     const bool sees_it = awaitable->activity == CQN_STEPPING;
     awaitable = unlink_all(awaitable);
     if (sees_it) {
@@ -263,8 +263,7 @@ void cqn_awaitable_drop_later(cqn_awaitable *awaitable)
 
 /* ---- its scope ---- */
 
-/* The operation is over, or will never begin. The awaitable keeps its reference to the scope until
- * it is cleared. */
+/* The awaitable keeps its reference to the scope until it is cleared. */
 void cqn_awaitable_left_scope(cqn_awaitable *awaitable)
 {
     cqn_scope *scope = awaitable->scope;
@@ -274,8 +273,8 @@ void cqn_awaitable_left_scope(cqn_awaitable *awaitable)
     }
 }
 
-/* The operation may never complete. If it was posted, the scope records this. The first error
- * stays, because dropping an error can run any code. */
+/* Records in the scope that a posted operation may never complete. The first error stays, because
+ * releasing an error can run arbitrary code. */
 static void fail_scope(cqn_awaitable *awaitable, PyObject *error)
 {
     cqn_scope *scope = awaitable->scope;
@@ -288,7 +287,7 @@ static void fail_scope(cqn_awaitable *awaitable, PyObject *error)
     cqn_awaitable_leave_scope(awaitable);
 }
 
-/* The exception is made when it is raised, because no Python code may run where operations are
+/* The exception is created when it is raised, because no Python code may run where operations are
  * lost. */
 PyObject *cqn_lost_error(const cqn_state *st, uint8_t lost, uint32_t qp_num)
 {
@@ -306,10 +305,10 @@ PyObject *cqn_lost_error(const cqn_state *st, uint8_t lost, uint32_t qp_num)
     return cqn_take_exception();
 }
 
-/* ---- completions that are claimed by wr_id ---- */
+/* ---- completions claimed by wr_id ---- */
 
-/* The first completion() that claims this wr_id, of this QP or of any, gets the completion. Returns
- * false if there is none. */
+/* Gives the completion to the first completion() that claims its wr_id, of this QP or of any.
+ * Returns false if there is none. */
 static bool claim(cqn_engine *self, const struct ibv_wc *wc, const cqn_wc_extra *extra)
 {
     cqn_awaitable *first = cqn_claims_find(self, wc->wr_id, wc->qp_num);
@@ -325,7 +324,7 @@ static bool claim(cqn_engine *self, const struct ibv_wc *wc, const cqn_wc_extra 
     return true;
 }
 
-/* The task did not take its completion, so it goes to the next claim, or back into the stash. */
+/* Called when the task does not take its completion. */
 void cqn_engine_return_wc(cqn_engine *self, const struct ibv_wc *wc, const cqn_wc_extra *extra)
 {
     self->cq->stats.completions--;
@@ -336,15 +335,13 @@ void cqn_engine_return_wc(cqn_engine *self, const struct ibv_wc *wc, const cqn_w
 
 /* ---- completions of operations ---- */
 
-/* Whether others may want the completion of an abandoned operation: a receive brings a message, and
- * a program can ask for a wr_id that it chose. */
+/* Returns whether other code may want the completion of an abandoned operation: a receive brings a
+ * message, and a program can wait for a wr_id that it chose. */
 static bool is_for_others(const cqn_awaitable *self)
 {
     return self->kind == CQN_OF_RECV || self->own_id;
 }
 
-/* Offers the completion of an abandoned operation to the claims. Returns false if it goes into the
- * stash. */
 bool cqn_operation_offer(const cqn_awaitable *self, const struct ibv_wc *wc,
                          const cqn_wc_extra *extra)
 {
@@ -355,8 +352,8 @@ bool cqn_operation_offer(const cqn_awaitable *self, const struct ibv_wc *wc,
     return claim(self->engine, wc, extra);
 }
 
-/* An abandoned receive has completed, and its completion goes into the stash. If the table knows
- * it, the table owns it from now on, by the reference of the engine. Returns whether it does. */
+/* Called when the completion of an abandoned receive goes into the stash. A receive in the table
+ * stays there, owned by the table through the engine's reference. Returns whether it is. */
 static bool stays_in_table(cqn_awaitable *self, const struct ibv_wc *wc)
 {
     cqn_engine *engine = self->engine;
@@ -370,8 +367,8 @@ static bool stays_in_table(cqn_awaitable *self, const struct ibv_wc *wc)
     return true;
 }
 
-/* The completion of a work request whose awaitable is in the WR queue. Returns false if it goes
- * into the stash. */
+/* Routes the completion of a work request whose awaitable is in the WR queue. Returns false if it
+ * goes into the stash. */
 static bool completed(cqn_awaitable *awaitable, struct ibv_wc *wc, const cqn_wc_extra *extra)
 {
     const bool wanted = awaitable->state == CQN_POSTED && awaitable->owner == CQN_PENDING;
@@ -397,8 +394,8 @@ static bool completed(cqn_awaitable *awaitable, struct ibv_wc *wc, const cqn_wc_
 
 /* ---- failures ---- */
 
-/* While the device still has the work request of an operation, the awaitable stays in the WR queue,
- * even after its task has got the failure. */
+/* While the device has the work request, the awaitable stays in the WR queue, even after its task
+ * got the failure. */
 void cqn_awaitable_fail(cqn_awaitable *awaitable, PyObject *error)
 {
     if (!cqn_awaitable_is_listed(awaitable) || awaitable->kind == CQN_OF_SCOPE) {
@@ -413,14 +410,12 @@ void cqn_awaitable_fail(cqn_awaitable *awaitable, PyObject *error)
         resolve(awaitable, CQN_FAILED);
         return;
     }
-    cqn_awaitable_becomes(
-        awaitable, CQN_FAILED); /* and stays pending: the device goes on with the work request */
+    cqn_awaitable_becomes(awaitable,
+                          CQN_FAILED); /* it stays pending while the device has the work request */
     cqn_awaitable_wake_later(cqn_awaitable_ref(awaitable));
 }
 
-/* The work request will not complete: its queue pair was closed or reset, or a later work request
- * of the same queue has completed. The exception is made when the task goes on, because no Python
- * code may run here. */
+/* The exception is created when the task goes on, because no Python code may run here. */
 void cqn_awaitable_lost(cqn_awaitable *awaitable, const cqn_qp *qp)
 {
     awaitable->lost = qp == NULL                ? CQN_LOST_SKIPPED
@@ -430,7 +425,7 @@ void cqn_awaitable_lost(cqn_awaitable *awaitable, const cqn_qp *qp)
     resolve(awaitable, CQN_FAILED);
 }
 
-/* ---- what the folders below call ---- */
+/* ---- called by the folders below ---- */
 
 static bool engine_wants(const cqn_engine *self)
 {
@@ -442,7 +437,7 @@ static bool engine_has_news(const cqn_engine *self)
     return cqn_engine_has_work(self);
 }
 
-/* Notes that a queue of this queue pair may have capacity now. The list owns the queue pair. */
+/* The list owns a reference to the queue pair. */
 void cqn_engine_note_capacity(cqn_engine *self, cqn_qp *qp)
 {
     if (!qp->has_capacity) {

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-/* The life of an awaitable: how it is made, who owns it, when it is pending, and how it ends. */
+/* The life of an awaitable: its creation, its owner, when it is pending, and how it ends. */
 #ifndef CQN_AWAIT_AWAITABLE_H
 #define CQN_AWAIT_AWAITABLE_H
 
 #include "await/await.h"
 
-/* Whether that state may follow: see the diagram in docs/internals.md. */
+/* Whether a state may follow: see the diagram in docs/internals.md. */
 static inline bool cqn_awaitable_may_become(const cqn_awaitable *self, cqn_awaitable_state next)
 {
     switch ((cqn_awaitable_state)self->state) {
@@ -16,14 +16,14 @@ static inline bool cqn_awaitable_may_become(const cqn_awaitable *self, cqn_await
     case CQN_POSTED:
     case CQN_WAITING:
         return next >= CQN_COMPLETE;
-    case CQN_FAILED: /* again, if the work request is lost after the task learned that it failed */
+    case CQN_FAILED: /* again, if the work request is lost after the failure */
         return next >= CQN_FAILED;
     default:
         return next == CQN_DONE;
     }
 }
 
-/* All changes of the state are made here. */
+/* The only place that changes the state. */
 static inline void cqn_awaitable_becomes(cqn_awaitable *self, cqn_awaitable_state next)
 {
     assert(cqn_awaitable_may_become(self, next));
@@ -36,28 +36,29 @@ static inline bool cqn_awaitable_is_listed(const cqn_awaitable *self)
     return self->owner == CQN_PENDING || self->owner == CQN_ABANDONED;
 }
 
-/* Whether its task has given up. */
+/* Whether its task gave up. */
 static inline bool cqn_awaitable_is_abandoned(const cqn_awaitable *self)
 {
     return self->owner >= CQN_ABANDONED;
 }
 
-/* A new reference, or NULL if the awaitable is being deallocated. */
+/* Returns a new reference, or NULL if the awaitable is being deallocated. */
 static inline cqn_awaitable *cqn_awaitable_ref(cqn_awaitable *awaitable)
 {
     return cqn_try_ref_object((PyObject *)awaitable) ? awaitable : NULL;
 }
 
-/* A new awaitable, NEW. `name` is that of its method, and is not copied. NULL with an exception. */
+/* Returns a NEW awaitable, or NULL with an exception. `name` is the name of its method, a static
+ * string. */
 cqn_awaitable *cqn_awaitable_new(cqn_engine *engine, cqn_awaitable_kind kind, const char *name);
 
-/* The awaitable is DONE, and lets go of all that it held. */
+/* Makes the awaitable DONE and releases everything that it holds. */
 void cqn_awaitable_finish(cqn_awaitable *self);
 int cqn_awaitable_clear(PyObject *self);
 
 /* ---- its scope ---- */
 
-/* The operation is over; with the last one the end of the scope is COMPLETE. */
+/* Called when the operation is over; after the last one the end of the scope is COMPLETE. */
 void cqn_awaitable_left_scope(cqn_awaitable *self);
 static inline void cqn_awaitable_leave_scope(cqn_awaitable *self)
 {
@@ -66,21 +67,22 @@ static inline void cqn_awaitable_leave_scope(cqn_awaitable *self)
     }
 }
 
-/* A new exception for a cqn_loss; NULL with another one. */
+/* Returns a new exception for a cqn_loss. */
 PyObject *cqn_lost_error(const cqn_state *st, uint8_t lost, uint32_t qp_num);
 
 /* ---- pending awaitables ---- */
 
-/* Whether the channel is to hold the engine has changed. */
+/* Updates whether the channel holds the engine. */
 void cqn_engine_see_if_busy(cqn_engine *self);
 
-/* The awaitable is pending from now on. While it is, the channel holds the engine. */
+/* Makes the awaitable pending. While it is, the channel holds the engine. */
 void cqn_awaitable_link(cqn_awaitable *awaitable);
 
-/* The task has abandoned the awaitable: from now on the engine owns it, by a reference. */
+/* Makes the engine the owner of an abandoned awaitable, by a new reference. */
 void cqn_awaitable_adopt(cqn_awaitable *awaitable);
 
-/* The awaitable is not pending any more, because its task has its result, or has given up. */
+/* Ends the pending state of an awaitable whose task has the result or gave up. Releases the
+ * engine's reference if it was abandoned. */
 void cqn_awaitable_drop(cqn_awaitable *awaitable);
 
 /* ---- awaitables to be woken ---- */
@@ -88,11 +90,11 @@ void cqn_awaitable_drop(cqn_awaitable *awaitable);
 /* Lists the awaitable to be woken; steals the reference, and does nothing for NULL. */
 void cqn_awaitable_wake_later(cqn_awaitable *awaitable);
 
-/* The engine is closed or has failed: the awaitable is not pending any more. It is listed to be
- * woken, which also releases a reference of the engine. */
+/* Ends the pending state of an awaitable when the engine is closed or has failed. It is listed to
+ * be woken, which also releases a reference of the engine. */
 void cqn_awaitable_drop_later(cqn_awaitable *awaitable);
 
-/* Takes the next awaitable that is to be woken, with the reference of the list; or NULL. */
+/* Returns the next awaitable to be woken, with the list's reference; or NULL. */
 static inline cqn_awaitable *cqn_engine_pop_woken(cqn_engine *self)
 {
     cqn_awaitable *awaitable = self->woken;
@@ -108,7 +110,7 @@ static inline cqn_awaitable *cqn_engine_pop_woken(cqn_engine *self)
     return awaitable;
 }
 
-/* The task goes on, or never will: no other task of its waitlist waits for it any more. */
+/* Called when the task goes on, or never will: nothing waits for it to overtake any more. */
 static inline void cqn_awaitable_goes_on(cqn_awaitable *self)
 {
     if (self->wake >= CQN_SCHEDULED) {
@@ -119,9 +121,10 @@ static inline void cqn_awaitable_goes_on(cqn_awaitable *self)
     self->wake = is_listed ? CQN_LISTED : CQN_UNWOKEN;
 }
 
-/* ---- what becomes of it ---- */
+/* ---- its result ---- */
 
-/* A completion that its task did not take goes to the next claim, or back into the stash. */
+/* Gives a completion that its task did not take to the next claim, or puts it back into the
+ * stash. */
 void cqn_engine_return_wc(cqn_engine *self, const struct ibv_wc *wc, const cqn_wc_extra *extra);
 
 /* Offers the completion of an abandoned operation to the claims. Returns false if it goes into the
@@ -129,14 +132,14 @@ void cqn_engine_return_wc(cqn_engine *self, const struct ibv_wc *wc, const cqn_w
 bool cqn_operation_offer(const cqn_awaitable *self, const struct ibv_wc *wc,
                          const cqn_wc_extra *extra);
 
-/* The work request will not complete; `qp` as in cqn_awaiting. */
+/* Fails an awaitable whose work request will not complete; `qp`: see cqn_awaiting. */
 void cqn_awaitable_lost(cqn_awaitable *awaitable, const cqn_qp *qp);
 
-/* A failure affects the awaitable. Its task gets that error, or if it is NULL, another exception.
- */
+/* Fails an awaitable, unless it is abandoned or the end of a scope. `error` may be NULL if `lost`
+ * is set. */
 void cqn_awaitable_fail(cqn_awaitable *awaitable, PyObject *error);
 
-/* A queue of that queue pair may have capacity now. This is only noted: no Python code runs. */
+/* Lists a queue pair whose queue may have capacity now. Runs no Python code. */
 void cqn_engine_note_capacity(cqn_engine *engine, cqn_qp *qp);
 
 #endif

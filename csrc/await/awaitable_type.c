@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Awaitable: the type of what the methods of an AsyncCQ return. It has the shape of a coroutine, so
- * it can be used wherever a coroutine can. The steps of its task are in step.c. */
+/* Awaitable: the type of the objects that the methods of an AsyncCQ return. It has the shape of a
+ * coroutine and can be used wherever a coroutine can. The steps of its task are in step.c. */
 
 #include "await/coroutine.h"
 #include "await/loop.h"
@@ -9,7 +9,7 @@
 
 /* ---- as a coroutine ---- */
 
-/* An exception is thrown into the task, mostly because it was cancelled: the task gives up. */
+/* An exception thrown into the task, usually by a cancellation, makes the task give up. */
 static PyObject *awaitable_throw(PyObject *op, PyObject *const *args, Py_ssize_t nargs)
 {
     CQN_LOCKED;
@@ -75,12 +75,12 @@ static void warn_never_awaited(cqn_awaitable *self)
     }
 }
 
-/* An awaitable that was never awaited is a mistake, which Python reports for coroutines, too. */
+/* An awaitable that was never awaited gets the warning that Python gives for coroutines. */
 static void awaitable_finalize(PyObject *op)
 {
     CQN_LOCKED;
     cqn_awaitable *self = (cqn_awaitable *)op;
-    self->finalized = true; /* Python finalizes an object once in its life */
+    self->finalized = true; /* Python finalizes an object only once */
     if (self->state == CQN_DONE || self->engine == NULL || cqn_awaitable_is_abandoned(self)) {
         return;
     }
@@ -90,10 +90,10 @@ static void awaitable_finalize(PyObject *op)
         if (self->kind != CQN_OF_SCOPE && !self->is_wrapped) {
             CQN_UNLOCKED(warn_never_awaited(self));
         }
-        if (self->state == CQN_NEW) { /* unless sys.unraisablehook() has awaited it */
+        if (self->state == CQN_NEW) { /* else sys.unraisablehook() awaited it */
             cqn_awaitable_finish(self);
         }
-        if (counted) { /* also of an engine that has left its CQ */
+        if (counted) { /* even if the engine has left its CQ */
             cqn_engine_wake_in_loop_or_defer(self->engine);
         }
     }
@@ -113,7 +113,7 @@ static int awaitable_traverse(PyObject *op, visitproc visit, void *arg)
     Py_VISIT(self->wakeup);
     Py_VISIT(self->iterator);
     Py_VISIT(self->error);
-    if (self->owner != CQN_PENDING) { /* else it is the engine's */
+    if (self->owner != CQN_PENDING) { /* else the engine owns it */
         Py_VISIT(self->anchor);
     }
     for (int i = 0; i < self->given; i++) {
@@ -135,8 +135,8 @@ static int awaitable_tp_clear(PyObject *op)
     return cqn_awaitable_clear(op);
 }
 
-/* Returns whether to deallocate the awaitable. If the device still has its work request the engine
- * owns it now, and the garbage collector must track it. */
+/* Returns whether to deallocate the awaitable. While the device has its work request, the engine
+ * owns it, and the garbage collector must track it. */
 static bool finalize_from_dealloc(PyObject *op)
 {
     PyObject_GC_Track(op);
@@ -149,7 +149,7 @@ static bool finalize_from_dealloc(PyObject *op)
 
 static void awaitable_dealloc(PyObject *op)
 {
-    PyObject_GC_UnTrack(op); /* before the lock: while we wait for it the collector can run */
+    PyObject_GC_UnTrack(op); /* before the lock: the collector can run during the wait */
     CQN_LOCKED;
     PyTypeObject *type = Py_TYPE(op);
     cqn_awaitable *self = (cqn_awaitable *)op;
@@ -159,7 +159,7 @@ static void awaitable_dealloc(PyObject *op)
     }
     Py_TRASHCAN_BEGIN(op, awaitable_dealloc);
     cqn_state *st = self->engine != NULL ? self->engine->state : cqn_state_of(type);
-    if (cqn_awaitable_is_listed(self)) { /* a task has begun it after its finalizer ran */
+    if (cqn_awaitable_is_listed(self)) { /* a task began it after its finalizer ran */
         cqn_awaitable_drop(self);
     }
     if (!self->cleared) {
@@ -202,7 +202,7 @@ static PyObject *awaitable_get_running(PyObject *op, void *Py_UNUSED(unused))
     return PyBool_FromLong(((cqn_awaitable *)op)->activity != CQN_RESTING);
 }
 
-/* The call in which the task waits, as a person would write it. */
+/* The call in which the task waits, as source text. */
 CQN_RARE static PyObject *awaitable_get_call(PyObject *op, void *Py_UNUSED(unused))
 {
     CQN_LOCKED;

@@ -3,10 +3,10 @@
  * The methods of an AsyncCQ that a task awaits: send(), recv() and so on, which post, and wait()
  * and completion(), which do not.
  *
- * A method only sorts its arguments, and makes an awaitable of them. They are converted in the
- * first step of the task: a conversion can run any code, and its exceptions belong to the task that
- * awaits, as do those of the checks and of the post. If the queue is full, an operation is queued,
- * see post.c. A receive whose task was cancelled stays posted, see abandoned.c.
+ * A method only parses its arguments and creates an awaitable. The first step of the task converts
+ * them, because a conversion can run arbitrary code, and its exceptions belong to the task that
+ * awaits, like those of the checks and of the post. If the queue is full, the operation is queued,
+ * see post.c. A receive whose task is cancelled stays posted, see abandoned.c.
  */
 
 #include "await/calls.h"
@@ -17,15 +17,15 @@
 #include "await/awaitable.h"
 #include "await/waitlist.h"
 
-#define FIRST_OWN_ID (UINT64_C(1) << 63) /* the ids of the user end here */
+#define FIRST_OWN_ID (UINT64_C(1) << 63) /* the first generated wr_id; the user's are below */
 
-/* ---- what they return ---- */
+/* ---- their result ---- */
 
-/* anyio before its TaskHandle accepts only coroutines that Python itself made. Each call asks
- * whether an old anyio was imported, so the check must cost nothing: it compares the size of
- * sys.modules. Python has no version of a dict, and a look-up of the name in each call costs more.
- * An import by which as many modules went as came keeps the size; then an old anyio refuses to
- * start an awaitable, with an error, until the next import. */
+/* Older anyio accepts only native Python coroutines (before its TaskHandle). Every call checks
+ * whether an old anyio was imported, so the check must be almost free: it compares the size of
+ * sys.modules. Python has no version number of a dict, and looking up the name in each call costs
+ * more. An import that removes as many modules as it adds keeps the size; then an old anyio refuses
+ * to start an awaitable, with an error, until the next import. Returns -1 with an exception. */
 static int wants_coroutines(cqn_engine *self)
 {
     cqn_state *st = self->state;
@@ -50,8 +50,8 @@ static int wants_coroutines(cqn_engine *self)
     return st->anyio_is_old;
 }
 
-/* What a method of the AsyncCQ returns for an awaitable, whose reference is stolen: the awaitable
- * itself, or a coroutine around it for an old anyio. */
+/* Returns the awaitable itself, or for an old anyio a new coroutine around it. Steals the
+ * reference; NULL with an exception. */
 static PyObject *as_coroutine(cqn_engine *self, cqn_awaitable *awaitable)
 {
     int wanted = awaitable == NULL ? -1 : wants_coroutines(self);
@@ -75,7 +75,7 @@ static PyObject *as_coroutine(cqn_engine *self, cqn_awaitable *awaitable)
     return coroutine;
 }
 
-/* ---- the methods that post ---- */
+/* ---- methods that post ---- */
 
 #define MAX_ARGS 9
 
@@ -83,9 +83,9 @@ typedef struct {
     const char *name;
     cqn_awaitable_kind kind;
     uint8_t opcode, opcode_with_imm;
-    uint8_t required; /* arguments, by position */
+    uint8_t required; /* number of required arguments */
     const char *names[MAX_ARGS + 1];
-    uint8_t as[MAX_ARGS]; /* which argument of a send each is; the first is qp */
+    uint8_t as[MAX_ARGS]; /* index of each among the arguments of a send; the first is qp */
 } method;
 
 static const method sends = {
@@ -142,7 +142,7 @@ static const method adds = {
     .as = {0, CQN_SG, CQN_REMOTE_ADDR, CQN_RKEY, CQN_COMPARE_ADD, CQN_SEND_FLAGS, CQN_WR_ID},
 };
 
-/* A program that has no scope does not pay for asking the context variable. */
+/* A program without scopes does not pay for reading the context variable. */
 static int enter_scope(cqn_awaitable *awaitable)
 {
     cqn_engine *engine = awaitable->engine;
@@ -166,7 +166,7 @@ static int enter_scope(cqn_awaitable *awaitable)
     return 0;
 }
 
-/* All six methods sort the arguments, and hold them until the awaitable is awaited. */
+/* The common part of the six methods: the awaitable holds the arguments until it is awaited. */
 static PyObject *make_operation(const method *m, PyObject *op, PyObject *const *args,
                                 Py_ssize_t nargs, PyObject *kwnames)
 {
@@ -178,7 +178,7 @@ static PyObject *make_operation(const method *m, PyObject *op, PyObject *const *
     if (self == NULL) {
         return NULL;
     }
-    self->qp = (cqn_qp *)Py_NewRef(in[0]); /* whether it is a QP is asked in the first step */
+    self->qp = (cqn_qp *)Py_NewRef(in[0]); /* the first step checks whether it is a QP */
     for (int i = 1; m->names[i] != NULL; i++) {
         assert(m->as[i] < CQN_AWAITED_NAMES);
         if (in[i] != NULL && (in[i] != Py_None || m->as[i] == CQN_SG)) {
@@ -207,9 +207,9 @@ METHOD(swaps)
 METHOD(adds)
 #undef METHOD
 
-/* ---- the methods that wait ---- */
+/* ---- methods that wait ---- */
 
-/* The methods only sort the arguments; all else happens when the awaitable is awaited. */
+/* The arguments are only parsed; everything else happens when the awaitable is awaited. */
 PyObject *cqn_engine_wait(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     CQN_LOCKED;
@@ -244,10 +244,10 @@ PyObject *cqn_engine_completion(PyObject *op, PyObject *const *args, Py_ssize_t 
     return as_coroutine((cqn_engine *)op, awaitable);
 }
 
-/* ---- what each of them begins with ---- */
+/* ---- the common part of the first step ---- */
 
-/* A failure that no task got is raised in the one that waits now, if it affects that QP; NULL is
- * any. -1 with an exception. */
+/* Raises a failure that no task got yet, if it affects this QP; NULL stands for any. Returns -1
+ * with an exception, 0 if there is none. */
 static int raise_report(cqn_engine *self, cqn_qp *qp)
 {
     if (self->reports == NULL || self->reports == Py_None) {
@@ -255,18 +255,18 @@ static int raise_report(cqn_engine *self, cqn_qp *qp)
     }
     PyObject *error = cqn_engine_call(self, "_take_report", qp ? (PyObject *)qp : Py_None);
     CQN_PLACE("report");
-    if (error != NULL && !PyExceptionInstance_Check(error)) { /* None: it does not concern it */
+    if (error != NULL && !PyExceptionInstance_Check(error)) { /* None: does not affect it */
         Py_DECREF(error);
         return cqn_engine_check_open(self);
     }
     if (error != NULL) {
-        cqn_put_exception(error); /* which takes the reference */
+        cqn_put_exception(error); /* steals the reference */
     }
     return -1;
 }
 
-/* Whether a task can wait: the AsyncCQ works, the running loop reads its channel, and no failure
- * that affects that QP is left to report; NULL is any. -1 with an exception. */
+/* Checks that a task can wait: the AsyncCQ works, the running loop reads its channel, and no
+ * unreported failure affects this QP; NULL stands for any. Returns -1 with an exception. */
 static int check_can_wait(cqn_engine *self, cqn_qp *qp)
 {
     return cqn_engine_check_open(self) < 0 || cqn_loop_attach(self) < 0 ||
@@ -293,8 +293,8 @@ static int check_is_qp(const cqn_awaitable *self)
     return -1;
 }
 
-/* The queues that the call uses must complete on the CQ of this engine; for a completion() one of
- * them is enough. */
+/* Checks that the queues used by the call complete on the CQ of this engine; for a completion() one
+ * of them is enough. */
 static int check_qp(const cqn_awaitable *self)
 {
     if (check_is_qp(self) < 0) {
@@ -315,8 +315,7 @@ static int check_qp(const cqn_awaitable *self)
 
 /* ---- the first step of an operation ---- */
 
-/* An operation has the wr_id of the user, or one that the core chooses and no other operation has.
- */
+/* Sets the wr_id: the user's, or a generated one that no other operation has. */
 static int choose_id(cqn_awaitable *self)
 {
     PyObject *value = self->in[CQN_WR_ID];
@@ -337,8 +336,7 @@ static int choose_id(cqn_awaitable *self)
     return 0;
 }
 
-/* A receive takes over an abandoned receive of the same memory, if there is one, and then posts
- * nothing. */
+/* Takes over an abandoned receive of the same memory if there is one, and then posts nothing. */
 static int begin_recv(cqn_awaitable *self)
 {
     cqn_sg_arrays arrays;
@@ -357,8 +355,8 @@ static int begin_recv(cqn_awaitable *self)
     return cqn_operation_post(self, &send);
 }
 
-/* The arguments of a send are checked and gathered on the stack. If the queue is full, the
- * awaitable keeps a copy with references of its own. */
+/* The arguments of a send are parsed and gathered on the stack. If the queue is full, the awaitable
+ * keeps a copy with its own references. */
 static int begin_send(cqn_awaitable *self)
 {
     const cqn_state *st = self->engine->state;
@@ -399,9 +397,8 @@ static int begin_operation(cqn_awaitable *self)
 
 /* ---- the first step of wait() ---- */
 
-/* Arguments are converted when the awaitable is awaited, because a conversion can run any code, and
- * its exceptions belong to the task that awaits. A number for `spin` is how long to spin in any
- * case, now; without one, and by "auto", the task spins before it sleeps. */
+/* A number for `spin` is a time to spin now, in any case (*spin_now). Without one, or with "auto",
+ * the task spins before it sleeps. */
 static int parse_wait(cqn_awaitable *self, int64_t *spin_now)
 {
     PyObject *const *in = self->in;
@@ -421,8 +418,8 @@ static int parse_wait(cqn_awaitable *self, int64_t *spin_now)
     return 0;
 }
 
-/* A wait() joins the waitlist even if the stash has something for it: so completions are returned
- * in the order of the waits. */
+/* A wait() joins the waitlist even if the stash has completions, so they are returned in the
+ * order of the waits. */
 static int join_waiters(cqn_awaitable *awaitable, int64_t spin)
 {
     cqn_engine *self = awaitable->engine;
@@ -469,7 +466,7 @@ static int parse_completion(cqn_awaitable *self)
                : 0;
 }
 
-/* A completion() polls once, since the device or the stash may have its completion. */
+/* Polls once, since the device or the stash may have the completion already. */
 static int join_claims(cqn_awaitable *awaitable)
 {
     cqn_engine *self = awaitable->engine;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The methods of an AsyncCQ that a task awaits: each makes an awaitable, and the first step of the
- * task carries it out. */
+/* The methods of an AsyncCQ that a task awaits: each creates an awaitable, and the first step of
+ * the task begins the operation or the wait. */
 #ifndef CQN_AWAIT_CALLS_H
 #define CQN_AWAIT_CALLS_H
 
@@ -18,8 +18,8 @@ CQN_CALL(reads);
 CQN_CALL(swaps);
 CQN_CALL(adds);
 
-/* The first step of the task: an operation is posted or queued; a wait() and a completion() are
- * WAITING from now on, or COMPLETE. -1 with an exception. */
+/* The first step of the task: posts or queues an operation; a wait() or completion() becomes
+ * WAITING or COMPLETE. Returns -1 with an exception. */
 int cqn_call_begin(cqn_awaitable *self);
 
 #endif

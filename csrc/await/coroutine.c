@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The methods of a coroutine, as far as they are the same for all types that are shaped like one.
- */
+/* The methods of a coroutine that are the same for all types in the shape of one. */
 
 #include "await/coroutine.h"
 
@@ -78,7 +77,7 @@ void cqn_raise_given(PyObject *const *args, Py_ssize_t nargs)
 PySendResult cqn_send_into(PyObject *iterator, PyObject *value, PyObject **result)
 {
     PySendResult r;
-    Py_INCREF(iterator); /* the coroutine can let go of it meanwhile */
+    Py_INCREF(iterator); /* the coroutine can release it meanwhile */
     CQN_UNLOCKED(r = PyIter_Send(iterator, value, result));
     Py_DECREF(iterator);
     if (r == PYGEN_RETURN) {

@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The engine: polling and arming the CQ, waking tasks, and notifying them of failures; and the
- * functions that the other folders call (await.h).
+ * functions for the other folders (await.h).
  *
- * Before a task sleeps, the CQ is armed, and polled after that, even if the stash holds completions
- * that no task has claimed: so no wake-up is lost. An event can be lost, for example to another
- * program that reads the channel's descriptor. So after a wait that ended without an event, the CQ
- * is armed again, whatever its record says. Where completions freed slots of a queue, queued
- * operations are posted before any task runs.
+ * Before a task sleeps, the CQ is armed, then polled, even if the stash holds unclaimed
+ * completions, so no wake-up is lost. An event can be lost, for example to another program that
+ * reads the channel's descriptor. So after a wait that ended without an event, the CQ is armed
+ * again, whatever its record says. When completions free slots of a queue, queued operations are
+ * posted before any task runs.
  *
- * Completions are given to their awaitables before any task is woken. So a task that is cancelled
- * at that moment loses nothing: it gives its completion back, and the CQ is armed for the others.
- * Waking a task calls Python code: so waking comes last, and all listed tasks are woken, even if
- * the handler of a signal raises in between.
+ * All completions are given to their awaitables before any task is woken. So a task that is
+ * cancelled at that moment loses nothing: its completion goes back, and the CQ is armed for the
+ * others. Waking a task calls Python code. So waking comes last, and all listed tasks are woken
+ * even if a signal handler raises in between.
  *
- * If the device reports a failure, the CQ can not be polled, or the AsyncCQ is closed, each task
+ * If the device reports a failure, the CQ cannot be polled, or the AsyncCQ is closed, each task
  * gets the exception once. A failure that no task got is kept for the next task that waits.
  */
 
@@ -26,11 +26,11 @@
 #include "await/taker.h"
 #include "await/wakeup.h"
 
-#define BATCHES 4 /* that are polled in a row: then the event loop goes on */
+#define BATCHES 4 /* polled in a row before the event loop goes on */
 
 /* ---- failures ---- */
 
-/* A task gets one error: of two failures in a row, the second is for its next wait. */
+/* A task gets one error; after a second failure the next wait gets that one. */
 bool cqn_engine_notify(cqn_engine *self, PyObject *error, const PyObject *qp)
 {
     bool notified = false;
@@ -45,15 +45,15 @@ bool cqn_engine_notify(cqn_engine *self, PyObject *error, const PyObject *qp)
             cqn_awaitable_fail(r, error);
         }
         if (next != NULL &&
-            !cqn_awaitable_is_listed(next)) { /* the end of a scope that has failed as a whole */
+            !cqn_awaitable_is_listed(next)) { /* the end of a scope that failed as a whole */
             next = self->first;
         }
     }
     return cqn_taker_fail(self, error) || notified;
 }
 
-/* Nothing of this engine is awaited any more: poll() returns the completions that the device still
- * has. Dropping an awaitable can only take one other out of the list, the end of its scope. */
+/* Afterwards poll() returns the completions that the device still has. Dropping an awaitable can
+ * remove only one other from the list: the end of its scope. */
 void cqn_engine_drop_all(cqn_engine *self)
 {
     cqn_abandoned_forget_all(self);
@@ -72,8 +72,8 @@ int cqn_engine_fail_for_good(cqn_engine *self, PyObject *error)
     return cqn_engine_wake_in_loop(self);
 }
 
-/* Every task that waits raises the exception that is set. So does every later wait, except after a
- * MemoryError. A KeyboardInterrupt, or another exception that is no Exception, stays set, for the
+/* Makes every waiting task raise the current exception, and every later wait, except after a
+ * MemoryError. An exception that is no Exception, such as KeyboardInterrupt, stays set, for the
  * event loop. */
 void cqn_engine_fail_with_exception(cqn_engine *self)
 {
@@ -98,11 +98,11 @@ void cqn_engine_fail_with_exception(cqn_engine *self)
 
 /* ---- waking ---- */
 
-/* Wakes the task, or with `resume` runs it here and now. */
+/* Wakes the task, or with `resume` runs it here and now. Returns -1 with an exception. */
 static int wake(cqn_awaitable *self, bool resume)
 {
     const cqn_state *st = self->engine->state;
-    if (self->wakeup == NULL) { /* the code of the awaitable runs, and sees its new state itself */
+    if (self->wakeup == NULL) { /* a running step sees the new state itself */
         return 0;
     }
     if (resume && Py_IS_TYPE(self->wakeup, st->Wakeup)) {
@@ -111,8 +111,8 @@ static int wake(cqn_awaitable *self, bool resume)
     return cqn_wakeup_of_any(st, self->wakeup, resume);
 }
 
-/* Wakes one task. If the handler of a signal raises meanwhile, its exception is kept for the
- * caller, and the task is woken all the same. */
+/* Wakes one task. If a signal handler raises meanwhile, its exception is kept for the caller, and
+ * the task is woken all the same. */
 static void wake_task(cqn_awaitable *awaitable, bool resume, PyObject **interrupt)
 {
     if (!resume && awaitable->wakeup != NULL && awaitable->wake < CQN_SCHEDULED) {
@@ -129,8 +129,8 @@ static void wake_task(cqn_awaitable *awaitable, bool resume, PyObject **interrup
     }
 }
 
-/* A task that is resumed runs inside this call. So at most one task per CQ is resumed in an
- * iteration of the loop, and none overtakes those that were woken earlier. */
+/* A resumed task runs inside this call. So at most one task per CQ is resumed in an iteration of
+ * the loop, and none overtakes tasks that were woken earlier. */
 static bool may_resume(cqn_engine *self)
 {
     if (self->iteration == cqn_iteration_now() || self->scheduled > 0 || cqn_budget_is_spent()) {
@@ -140,9 +140,9 @@ static bool may_resume(cqn_engine *self)
     return true;
 }
 
-/* Wakes the tasks of all listed awaitables. They go on soon, in later steps of the event loop; with
- * `resume` the first of them goes on at once, after the others were passed to the loop. Only the
- * callback of the loop may ask for that: everywhere else another task is running. */
+/* The tasks go on in later steps of the event loop. With `resume` the first one goes on at once,
+ * after the others were passed to the loop; this is only for the loop's callback, because
+ * everywhere else another task is running. */
 int cqn_engine_wake_listed(cqn_engine *self, bool resume)
 {
     PyObject *interrupt = NULL;
@@ -168,7 +168,7 @@ int cqn_engine_wake_listed(cqn_engine *self, bool resume)
     return interrupt == NULL ? 0 : cqn_raise_interrupt(interrupt);
 }
 
-/* The first task in wait() goes on if the stash has something for it, and wakes the next one. */
+/* Lists the first task in wait() if the stash has completions; it then wakes the next one. */
 static void wake_first(cqn_engine *self)
 {
     cqn_awaitable *first = self->waiters.first;
@@ -177,9 +177,9 @@ static void wake_first(cqn_engine *self)
     }
 }
 
-/* ---- polling, and arming ---- */
+/* ---- polling and arming ---- */
 
-/* Polls once: the device may have the completion that a new awaitable is for. */
+/* The device may already have the completion of a new awaitable. */
 int cqn_engine_poll_for(cqn_awaitable *awaitable)
 {
     cqn_engine *self = awaitable->engine;
@@ -193,7 +193,7 @@ int cqn_engine_poll_for(cqn_awaitable *awaitable)
     return got < 0 ? -1 : 0;
 }
 
-/* Asks the AsyncCQ to poll in the next iteration of the event loop. Returns whether it will. */
+/* Makes the AsyncCQ poll in the next iteration of the event loop. Returns whether it will. */
 static bool poll_later(cqn_engine *self)
 {
     if (!self->polls_later) {
@@ -209,14 +209,14 @@ static bool poll_later(cqn_engine *self)
 static bool only_solicited(const cqn_engine *self)
 {
     /* On some devices a flushed completion raises no solicited event, and every waiting task must
-     * get it. */
+     * get its own. */
     return self->len == self->solicited_waiters && (self->taker == NULL || self->taker_solicited) &&
            self->cq->flushing == 0;
 }
 
-/* Whether the CQ need not be armed: no task is about to sleep, or a task in wait() will be woken,
- * and arms the CQ as it goes on. A CQ that is being destroyed can not be armed; the end of that
- * notifies the engine. */
+/* Returns whether the CQ need not be armed: no task is about to sleep, or a task in wait() will be
+ * woken and arm it. A CQ that is being destroyed cannot be armed; the engine is notified at the end
+ * of that. */
 static bool has_no_sleeper(const cqn_engine *self)
 {
     const cqn_object *cq = &self->cq->base;
@@ -225,8 +225,8 @@ static bool has_no_sleeper(const cqn_engine *self)
            cqn_forked(cq);
 }
 
-/* Polls once, unless the caller has just done so, and arms the CQ if the device has no more.
- * Returns 1 if it is safe to sleep, 0 to poll again, or -1 with an exception. */
+/* Polls once, unless the caller just did, and arms the CQ if the device has no more completions.
+ * Returns 1 if it is safe to sleep, 0 to poll again, -1 with an exception. */
 static int poll_and_arm(cqn_engine *self, bool polled, cqn_object **deferred)
 {
     cqn_cq *cq = self->cq;
@@ -244,8 +244,7 @@ static int poll_and_arm(cqn_engine *self, bool polled, cqn_object **deferred)
     return more ? 0 : cqn_cq_arm(cq, solicited);
 }
 
-/* Polls a few times in a row. If completions still come then, the event loop goes on first.
- */
+/* Polls a few times in a row. If completions still arrive then, the event loop goes on first. */
 static int poll_until_safe(cqn_engine *self, bool polled)
 {
     cqn_object *deferred = NULL;
@@ -259,8 +258,7 @@ static int poll_until_safe(cqn_engine *self, bool polled)
     return safe < 0 ? -1 : 0;
 }
 
-/* Makes it safe to sleep for all pending awaitables; those that got something are listed to be
- * woken. `polled`: the caller has polled, and nothing was posted since. */
+/* Awaitables that got something are listed to be woken. */
 void cqn_engine_prepare(cqn_engine *self, bool polled)
 {
     if (poll_until_safe(self, polled) < 0) {
@@ -270,8 +268,6 @@ void cqn_engine_prepare(cqn_engine *self, bool polled)
     wake_first(self);
 }
 
-/* After any change that may concern pending awaitables: makes it safe to sleep again, and wakes the
- * tasks that got something. Leaves no exception set. */
 void cqn_engine_update(cqn_engine *self)
 {
     if (!self->closed && cqn_engine_is_awaited(self)) {
@@ -298,8 +294,7 @@ int cqn_engine_look(cqn_engine *self)
 
 /* ---- events ---- */
 
-/* The callback of the event loop has read an event of that CQ. Returns -1 with an exception that
- * must end the loop. In this callback no task is running, so one may be resumed at once. */
+/* No task is running in this callback, so one may be resumed at once. */
 int cqn_engine_dispatch(cqn_cq *cq)
 {
     cqn_engine *self = cqn_engine_of(cq);
@@ -319,8 +314,7 @@ int cqn_engine_dispatch(cqn_cq *cq)
     return rc;
 }
 
-/* The device may have lost the arming of the CQ, or the CQ an event, while destroying it failed.
- * Returns whether the CQ has an engine, which has then polled and armed it. */
+/* Called after a failed attempt to destroy the CQ, for example. */
 bool cqn_engine_poll_again(cqn_cq *cq)
 {
     cqn_engine *self = cqn_engine_of(cq);
@@ -334,8 +328,8 @@ bool cqn_engine_poll_again(cqn_cq *cq)
 
 /* ---- queue pairs ---- */
 
-/* The queue pair was closed or reset: a completion() that names it will never complete. The other
- * engine of the queue pair fails its own. */
+/* Fails the completions() that name a closed or reset queue pair. The queue pair's other engine
+ * fails its own. */
 static void fail_claims(const cqn_engine *self, const cqn_qp *qp)
 {
     for (cqn_awaitable *r = qp->first_claim, *next; r != NULL; r = next) {
@@ -346,8 +340,8 @@ static void fail_claims(const cqn_engine *self, const cqn_qp *qp)
     }
 }
 
-/* Notifies the engine of one CQ of that queue pair. The operations that were posted have failed
- * already (cqn_awaitable_lost()); this is for claims, for queued operations, and for arming. */
+/* Notifies the engine of one CQ of a queue pair. The posted operations have failed already
+ * (cqn_awaitable_lost()); this is for claims, queued operations and arming. */
 static void qp_changed(cqn_cq *cq, cqn_qp *qp, PyObject **interrupt)
 {
     cqn_engine *self = cqn_engine_of(cq);
@@ -383,8 +377,8 @@ void cqn_engines_notify(cqn_qp *qp, PyObject **interrupt)
 
 /* ---- poll() ---- */
 
-/* Whether tasks in wait(), or the taker, get all completions that no other task claims. Then poll()
- * returns an empty list. */
+/* Returns whether tasks in wait(), or the taker, get all unclaimed completions. Then poll() returns
+ * an empty list. */
 static bool others_get_all(const cqn_engine *self)
 {
     return self->waiters.first != NULL || self->taker != NULL;

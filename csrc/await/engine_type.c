@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Engine: the type that an AsyncCQ is built on, its methods and its life. The methods that a task
- * awaits are in calls.c.
+ * Engine: the base type of an AsyncCQ, its methods and its life. The methods that a task awaits are
+ * in calls.c.
  */
 
 #include "await/abandoned.h"
@@ -14,7 +14,7 @@
 #include "await/taker.h"
 #include "await/waitlist.h"
 
-/* ---- polling, waking ---- */
+/* ---- polling and waking ---- */
 
 static PyObject *poll_closed(cqn_engine *self, uint64_t max)
 {
@@ -66,7 +66,7 @@ static PyObject *engine_poll_again(PyObject *op, PyObject *Py_UNUSED(unused))
     return cqn_engine_wake_listed(self, false) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-/* Fetches everything that the device has: an operation that is pending after that has not
+/* Reads everything that the device has: an operation that is pending afterwards has not
  * completed. */
 static PyObject *engine_drain(PyObject *op, PyObject *Py_UNUSED(unused))
 {
@@ -85,7 +85,7 @@ static PyObject *engine_drain(PyObject *op, PyObject *Py_UNUSED(unused))
     Py_RETURN_NONE;
 }
 
-/* ---- failures and ends ---- */
+/* ---- failures and the end ---- */
 
 static PyObject *engine_notify(PyObject *op, PyObject *args)
 {
@@ -104,7 +104,7 @@ static PyObject *engine_fail(PyObject *op, PyObject *error)
     return cqn_engine_fail_for_good((cqn_engine *)op, error) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-/* The engine takes no more completions, and acknowledges the events that were read for it. */
+/* Detaches the engine from its CQ, and acknowledges the events that were read for it. */
 static void leave_cq(cqn_engine *self)
 {
     self->closed = true;
@@ -116,7 +116,7 @@ static void leave_cq(cqn_engine *self)
     }
 }
 
-/* Returns False if the AsyncCQ was closed before. */
+/* Returns False if the AsyncCQ is closed already. */
 static PyObject *engine_shut(PyObject *op, PyObject *error)
 {
     CQN_LOCKED;
@@ -132,8 +132,8 @@ static PyObject *engine_shut(PyObject *op, PyObject *error)
     Py_RETURN_TRUE;
 }
 
-/* The event loop was closed: the tasks that wait will never run again. Abandoning one can run code
- * that changes the list, so the walk begins anew each time. */
+/* Called after the event loop was closed: the waiting tasks will never run again. Abandoning one
+ * can run code that changes the list, so the loop restarts each time. */
 static PyObject *engine_forget_tasks(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;
@@ -163,7 +163,7 @@ static int get_asyncio(cqn_state *st)
     return st->anyio_name == NULL ? -1 : cqn_loop_know_asyncio(st);
 }
 
-/* The CQ must be open, have a channel, and have no AsyncCQ yet. */
+/* The CQ must be open, and have a channel and no AsyncCQ. */
 static int check_cq(cqn_state *st, PyObject *value)
 {
     if (!PyObject_TypeCheck(value, st->CQ)) {
@@ -274,7 +274,7 @@ static int engine_clear(PyObject *op)
 
 static void engine_dealloc(PyObject *op)
 {
-    PyObject_GC_UnTrack(op); /* before the lock: while we wait for it the collector can run */
+    PyObject_GC_UnTrack(op); /* before the lock: the collector can run during the wait */
     CQN_LOCKED;
     PyTypeObject *type = Py_TYPE(op);
     cqn_engine *self = (cqn_engine *)op;
@@ -328,7 +328,7 @@ static PyObject *engine_get_spin(PyObject *op, void *Py_UNUSED(unused))
                                        : PyFloat_FromDouble((double)self->spin / 1e9);
 }
 
-/* Making the list can run the garbage collector, see cqn_open_objects(). */
+/* Creating the list can run the garbage collector, see cqn_open_objects(). */
 CQN_RARE static PyObject *engine_pending(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;

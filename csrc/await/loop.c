@@ -2,30 +2,29 @@
 /*
  * Calls of the event loop and of the AsyncCQ, which are Python code.
  *
- * The AsyncCQ is the class that is built on an Engine (aio/_cq.py). The core calls its methods to
- * have the channel's events read, to keep a report, and to wake tasks in the thread of the loop.
- * Each of these calls can run any code.
+ * The AsyncCQ is a class that derives from Engine (aio/_cq.py). The core calls its methods to have
+ * the channel's events read, to keep a report, and to wake tasks in the thread of the loop. Each of
+ * these calls can run arbitrary code.
  *
- * No loop reports when an iteration begins. But when a channel is dispatched for the second time,
- * or when a task goes on after a sleep, a new iteration has begun. The core may count fewer
- * iterations than there are, never more. Everything that runs in one iteration of the loops of a
- * thread has one budget, so that a task that never has to sleep does not keep all others from
- * running.
+ * No loop reports the beginning of an iteration. A new iteration has begun when a channel is
+ * dispatched for the second time, or when a task goes on after a sleep. So the core may count fewer
+ * iterations than there are, never more. Everything that runs in one iteration of a thread's loops
+ * shares a budget, so a task that never has to sleep does not starve the others.
  */
 
 #include "await/loop.h"
 
-#define STREAK 64             /* completions in one iteration of the loop for which no task slept */
-#define SPINS INT64_C(200000) /* ns that tasks spin in one iteration of the loop */
+#define STREAK 64             /* completions per iteration for which no task slept */
+#define SPINS INT64_C(200000) /* ns per iteration that tasks spin */
 
-/* The iterations of its loops, and what was used of the budget in the current one. */
+/* The iterations of a thread's loops, and the used part of the current one's budget. */
 static _Thread_local struct {
-    uint64_t iteration; /* 0 is before all of them */
+    uint64_t iteration; /* 0: before all of them */
     size_t streak;
     int64_t spun; /* ns */
 } this_thread = {.iteration = 1};
 
-/* ---- asking the AsyncCQ ---- */
+/* ---- calls of the AsyncCQ ---- */
 
 /* A subclass can have an __init__() that does not call the one of AsyncCQ. */
 int cqn_engine_check_made(const cqn_engine *self)
@@ -37,7 +36,7 @@ int cqn_engine_check_made(const cqn_engine *self)
     return 0;
 }
 
-/* An exception collects the frames through which it goes, so each task gets a copy of its own. */
+/* An exception collects the frames that it passes, so each task gets a copy. */
 static void raise_copy(cqn_engine *self, PyObject *error)
 {
     PyObject *copy = cqn_engine_call(self, "_fresh", error);
@@ -47,8 +46,7 @@ static void raise_copy(cqn_engine *self, PyObject *error)
     }
 }
 
-/* Raises why nothing can be awaited any more: the AsyncCQ was closed, or has failed for good. See
- * cqn_engine_check(). */
+/* The AsyncCQ was closed, or has failed for good, see cqn_engine_check(). */
 int cqn_engine_refuse(cqn_engine *self)
 {
     if (self->closed) {
@@ -62,15 +60,15 @@ int cqn_engine_refuse(cqn_engine *self)
 
 /* ---- waking in the thread of the loop ---- */
 
-/* Only the thread of the event loop may wake tasks, and the caller may be another one: so the
- * AsyncCQ passes the waking on to the loop. */
+/* Only the thread of the event loop may wake tasks, and the caller may be another one, so the
+ * AsyncCQ passes this on to the loop. */
 int cqn_engine_wake_in_loop(cqn_engine *self)
 {
     return cqn_engine_has_work(self) ? cqn_engine_do(self, "_wake_in_loop", NULL) : 0;
 }
 
-/* The caller can raise nothing here. If the handler of a signal has raised, the event loop raises
- * that soon; an Exception is reported as unraisable. */
+/* For callers that cannot raise: the event loop soon raises the exception of a signal handler; an
+ * Exception is reported as unraisable. */
 static void defer(cqn_engine *self)
 {
     PyObject *error = cqn_take_exception(), *result = NULL;
@@ -87,7 +85,6 @@ static void defer(cqn_engine *self)
     Py_XDECREF(result);
 }
 
-/* The same for callers that can raise no exception. */
 void cqn_engine_wake_in_loop_or_defer(cqn_engine *self)
 {
     if (cqn_engine_wake_in_loop(self) < 0) {
@@ -95,7 +92,7 @@ void cqn_engine_wake_in_loop_or_defer(cqn_engine *self)
     }
 }
 
-/* Completions were routed by another caller than the callback of the event loop. */
+/* Called after completions were routed outside the event loop's callback. */
 int cqn_engine_wake_routed(cqn_cq *cq)
 {
     cqn_engine *self = cqn_engine_has_work(cq->engine) ? cqn_engine_of(cq) : NULL;
@@ -109,7 +106,8 @@ int cqn_engine_wake_routed(cqn_cq *cq)
 
 /* ---- the loop of a channel ---- */
 
-/* A future of that loop that has a result already, see call_task() in wakeup.c. */
+/* Returns a new finished future of the loop, see call_task() in wakeup.c; NULL with an
+ * exception. */
 static PyObject *make_done(PyObject *raw_loop)
 {
     PyObject *future = PyObject_CallMethod(raw_loop, "create_future", NULL);
@@ -124,8 +122,8 @@ static PyObject *make_done(PyObject *raw_loop)
 
 void cqn_channel_forget_loop(cqn_channel *self)
 {
-    /* The loop goes first: a channel without a raw_loop would pass for one of another library than
-     * asyncio. */
+    /* `loop` goes first: with a loop and no raw_loop the channel would seem to have the loop of
+     * another library. */
     Py_CLEAR(self->loop);
     Py_CLEAR(self->raw_loop);
     Py_CLEAR(self->done);
@@ -159,7 +157,7 @@ int cqn_loop_parts(cqn_state *st, PyObject *loop, PyObject **raw_loop, PyObject 
     return 0;
 }
 
-/* Whether the caller runs in that loop of asyncio; NULL is none. -1 with an exception. */
+/* Returns whether the caller runs in this asyncio loop; NULL is no loop. -1 with an exception. */
 static int runs_in(const cqn_state *st, const PyObject *raw_loop)
 {
     PyObject *running = PyObject_CallNoArgs(st->get_running_loop);
@@ -200,7 +198,7 @@ PyObject *cqn_channel_set_loop(PyObject *op, PyObject *args)
     if (cqn_loop_parts(self->base.state, loop, &raw, &done) < 0) {
         return NULL;
     }
-    this_thread.spun = 0; /* mostly the loop is a new one */
+    this_thread.spun = 0; /* usually a new loop */
     Py_XSETREF(self->raw_loop, raw);
     Py_XSETREF(self->done, done);
     Py_XSETREF(self->on_fail, Py_NewRef(on_fail));
@@ -208,8 +206,7 @@ PyObject *cqn_channel_set_loop(PyObject *op, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* From now on the running event loop reads the events of the channel. A loop of asyncio that does
- * so already is known, and the AsyncCQ is not asked again. */
+/* An asyncio loop that already reads the channel is recognised without a call of the AsyncCQ. */
 int cqn_loop_attach(cqn_engine *self)
 {
     const int known = runs_in(self->state, self->channel->raw_loop);
@@ -240,14 +237,14 @@ cqn_readiness cqn_loop_readiness(cqn_engine *self)
     return n < 0 ? CQN_READY_UNKNOWN : n == 0 ? CQN_NOTHING_READY : CQN_SOMETHING_READY;
 }
 
-/* ---- iterations, and the budget ---- */
+/* ---- iterations and the budget ---- */
 
 uint64_t cqn_iteration_now(void)
 {
     return this_thread.iteration;
 }
 
-/* If that iteration is still the current one for the core, a new one begins now. */
+/* Begins a new iteration if `since` is still the core's current one. */
 void cqn_iteration_passed(uint64_t since)
 {
     if (this_thread.iteration == since) {
@@ -267,7 +264,7 @@ bool cqn_budget_is_spent(void)
     return this_thread.streak >= STREAK;
 }
 
-/* The last one may spin for as long as its program wants. */
+/* The last spin may take as long as its program wants. */
 bool cqn_budget_allows_spin(void)
 {
     return this_thread.spun < SPINS;
@@ -278,7 +275,7 @@ void cqn_budget_use_spin(int64_t ns)
     this_thread.spun += ns;
 }
 
-/* The event loop dispatches a channel once in an iteration. */
+/* The event loop dispatches a channel once per iteration. */
 void cqn_iteration_dispatched(cqn_channel *channel)
 {
     cqn_iteration_passed(channel->iteration);

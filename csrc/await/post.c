@@ -2,9 +2,9 @@
 /*
  * Posting an operation, or queueing it until its queue has capacity.
  *
- * Other work requests take capacity, too: those that programs post by hand, and unsignaled ones. An
- * operation that finds its queue full waits in the waitlist of that queue, and no later one
- * overtakes it. As soon as a completion has freed a slot, the operation is posted, before any task
+ * Other work requests take capacity, too: those posted by the program itself, and unsignaled ones.
+ * An operation that finds its queue full waits in the waitlist of that queue, and no later one
+ * overtakes it. As soon as a completion frees a slot, the operation is posted, before any task
  * runs.
  */
 
@@ -26,9 +26,9 @@ static uint32_t capacity_of(const cqn_awaitable *self)
     return self->kind == CQN_OF_RECV ? cap->max_recv_wr : cap->max_send_wr;
 }
 
-/* How many completions the queue will give as it is. If it gives none, only the device knows
- * whether it has capacity: some devices forget unsignaled work requests as soon as these are done.
- */
+/* Returns the number of completions still expected from the queue as it is. If there are none, only
+ * the device knows whether it has capacity: some devices forget unsignaled work requests as soon as
+ * these are done. */
 static size_t completions_expected(const cqn_awaitable *self)
 {
     const cqn_wr_queue *q = queue_of(self);
@@ -56,8 +56,8 @@ static void note_posted(cqn_awaitable *self)
     }
 }
 
-/* Returns 1 if the operation is posted, 0 if the queue is full and a completion will free a slot,
- * or -1 with an exception. */
+/* Returns 1 if the operation was posted, 0 if the queue is full and a completion will free a slot,
+ * -1 with an exception. */
 static int post_operation(cqn_awaitable *self, cqn_send *send)
 {
     const bool more_will_complete = completions_expected(self) > 0;
@@ -82,8 +82,9 @@ static int post_operation(cqn_awaitable *self, cqn_send *send)
     return -1;
 }
 
-/* Some devices take a work request in state ERR and never complete it. So the device is asked for
- * the state of the queue pair before its first operation, and after each failure of one. */
+/* Some devices accept a work request in state ERR and never complete it. So the state of the queue
+ * pair is queried before its first operation, and after each failed one. Returns -1 with an
+ * exception. */
 static int check_state(const cqn_awaitable *self)
 {
     cqn_qp *qp = self->qp;
@@ -112,13 +113,13 @@ static int check_state(const cqn_awaitable *self)
         return -1;
     }
     if (attr.qp_state != IBV_QPS_SQE) {
-        qp->errors_checked = errors_seen; /* later errors are not checked */
+        qp->errors_checked = errors_seen; /* later errors are still unchecked */
     }
     return cqn_open(&qp->base) == NULL ? -1 : 0;
 }
 
-/* Puts the operation into the waitlist of its queue, with a copy of what it will post: the
- * arguments are on the stack of the caller. */
+/* Adds the operation to the waitlist of its queue, with a copy of its work request, because the
+ * caller's is on the stack. Returns -1 with an exception. */
 static int enqueue(cqn_awaitable *self, const cqn_send *send)
 {
     cqn_send *kept = PyMem_Malloc(sizeof(*kept));
@@ -150,8 +151,8 @@ int cqn_operation_post(cqn_awaitable *self, cqn_send *send)
 
 /* ---- queued operations ---- */
 
-/* Posts the operations of the waitlist, in their order, while the queue has capacity. If the queue
- * pair does not work any more they fail here. */
+/* Posts the operations of a waitlist in order, while the queue has capacity. They fail if the queue
+ * pair does not work any more. */
 static void post_from_waitlist(cqn_qp *qp, bool receives)
 {
     for (;;) {
@@ -160,7 +161,7 @@ static void post_from_waitlist(cqn_qp *qp, bool receives)
         if (first == NULL) {
             return;
         }
-        if (!cqn_try_ref_object((PyObject *)first)) { /* the awaitable is being deallocated */
+        if (!cqn_try_ref_object((PyObject *)first)) { /* being deallocated */
             cqn_waitlist_remove(first);
             continue;
         }
@@ -191,7 +192,7 @@ static void post_from_waitlists(cqn_qp *qp)
 }
 
 /* The two queues of a queue pair can belong to different engines. Operations of the other engine
- * can have failed here, so the other engine wakes its tasks. */
+ * can have failed here, so it wakes its tasks. */
 static void wake_other(const cqn_engine *self, cqn_cq *cq)
 {
     if (cq->engine != self && cqn_wake_after_routing(cq) < 0) {
@@ -209,14 +210,14 @@ static cqn_qp *pop_qp(cqn_engine *self)
     return qp;
 }
 
-/* Posting can run Python code, which can close the queue pair or note others. */
+/* Posting can run Python code, which can close the queue pair or list others. */
 void cqn_engine_post_queued_now(cqn_engine *self)
 {
     cqn_qp *qp;
     while ((qp = pop_qp(self)) != NULL) {
         post_from_waitlists(qp);
         CQN_PLACE("capacity");
-        if (cqn_is_open(&qp->base)) { /* else close() has told the engines */
+        if (cqn_is_open(&qp->base)) { /* else close() notified the engines */
             wake_other(self, qp->send_cq);
         }
         if (cqn_is_open(&qp->base)) {

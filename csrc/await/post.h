@@ -5,7 +5,7 @@
 
 #include "await/await.h"
 
-/* Posts the operation, or puts it into the waitlist of its queue. -1 with an exception. */
+/* Posts the operation, or adds it to the waitlist of its queue. Returns -1 with an exception. */
 int cqn_operation_post(cqn_awaitable *self, cqn_send *send);
 
 /* Posts queued operations where there is capacity now. */
@@ -17,7 +17,7 @@ static inline void cqn_engine_post_queued(cqn_engine *self)
     }
 }
 
-/* The engine is being cleared: drops the queue pairs that may have capacity. */
+/* Releases the list of queue pairs with capacity, while the engine is cleared. */
 void cqn_engine_forget_capacity(cqn_engine *self);
 
 #endif

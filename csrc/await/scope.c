@@ -3,21 +3,21 @@
  * Scope: the type that counts the operations of an AsyncCQ.scope(), and the end of a scope.
  *
  * An operation belongs to the innermost scope of its AsyncCQ that has not ended when the operation
- * is made, not when it is posted: so a scope also waits for operations that no task has begun yet.
- * An operation leaves its scope when its completion comes, whether its task was cancelled or not
- * (awaitable.c).
+ * is created, not when it is posted. So a scope also waits for operations that no task has begun
+ * yet. An operation leaves its scope when its completion arrives, whether its task was cancelled or
+ * not (awaitable.c).
  *
- * A context variable knows the innermost scope, and tasks inherit its value. How scopes begin and
- * end is in cqnotify/aio/_scope.py.
+ * A context variable has the innermost scope, and tasks inherit its value. cqnotify/aio/_scope.py
+ * begins and ends scopes.
  */
 
 #include "await/scope.h"
 #include "await/loop.h"
 #include "await/awaitable.h"
 
-/* ---- the end of a scope, to await ---- */
+/* ---- awaiting the end of a scope ---- */
 
-/* The awaitable that the end of the scope awaits. */
+/* Returns the awaitable of the scope's end. */
 static PyObject *scope_drained(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;
@@ -30,9 +30,8 @@ static PyObject *scope_drained(PyObject *op, PyObject *Py_UNUSED(unused))
     return (PyObject *)awaitable;
 }
 
-/* The end of a scope first yields to the event loop once, in which tasks that were started in the
- * scope take their first step. Trio shuffles the tasks that are to run, so there it takes two
- * iterations. */
+/* The end of a scope first yields to the event loop once, so tasks started in the scope take
+ * their first step. Trio shuffles the tasks that are ready, so two iterations are needed there. */
 int cqn_scope_end_begin(cqn_awaitable *self)
 {
     if (cqn_loop_attach(self->engine) == 0) {
@@ -42,13 +41,13 @@ int cqn_scope_end_begin(cqn_awaitable *self)
         return -1;
     }
     else {
-        PyErr_Clear(); /* the channel may be closed, and the scope has nothing to wait for */
+        PyErr_Clear(); /* the channel may be closed, and nothing is pending */
     }
     cqn_awaitable_becomes(self, CQN_WAITING);
     return 0;
 }
 
-/* The end of the scope is pending from now on, or COMPLETE already if the scope counts nothing. */
+/* The end is pending from here on, or COMPLETE if the scope counts nothing. */
 void cqn_scope_end_join(cqn_awaitable *awaitable)
 {
     cqn_scope *scope = awaitable->scope;
@@ -62,7 +61,7 @@ void cqn_scope_end_join(cqn_awaitable *awaitable)
 
 /* ---- the type ---- */
 
-/* The state of the module counts the scopes: while there is none, operations need not ask the
+/* The state of the module counts the scopes: while there is none, operations need not read the
  * context variable. */
 static PyObject *scope_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
 {
@@ -103,7 +102,7 @@ static int scope_clear(PyObject *op)
 
 static void scope_dealloc(PyObject *op)
 {
-    PyObject_GC_UnTrack(op); /* before the lock: while we wait for it the collector can run */
+    PyObject_GC_UnTrack(op); /* before the lock: the collector can run during the wait */
     CQN_LOCKED;
     PyTypeObject *type = Py_TYPE(op);
     Py_TRASHCAN_BEGIN(op, scope_dealloc);

@@ -5,12 +5,10 @@
 
 #include "await/await.h"
 
-/* The first step of the task at the end of a scope. -1 with an exception. */
+/* The first step of the task at the end of a scope. Returns -1 with an exception. */
 int cqn_scope_end_begin(cqn_awaitable *awaitable);
 
-/* The second step, after the iterations that it gives the loop: it is pending from now on, or
- * COMPLETE.
- */
+/* The second step, after it yielded to the loop: the end is pending from here on, or COMPLETE. */
 void cqn_scope_end_join(cqn_awaitable *awaitable);
 
 #endif

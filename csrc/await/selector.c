@@ -1,28 +1,28 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Selector: a selector for the event loop of asyncio that calls the callbacks of channels itself.
+ * Selector: a selector for asyncio's event loop that calls the callbacks of channels itself.
  *
  * An iteration of asyncio's loop is Python code around select(): it computes when the next timer is
- * due, makes a list of what is ready, and calls the callbacks. Mostly the callback of a channel
- * resumes the one task that has a completion, and that task sleeps again; then the iteration costs
- * more than the task. So where only channels are ready select() calls their callbacks, and sleeps
- * again for as long as the loop would:
+ * due, collects what is ready, and calls the callbacks. Usually the callback of a channel resumes
+ * the one task that has a completion, and that task sleeps again; then the iteration costs more
+ * than the task. So when only channels are ready, select() calls their callbacks, and sleeps again
+ * for as long as the loop would, provided that:
  *
- *   - before the calls and after them no callback is ready (`_ready`), the loop is not about to
- *     stop (`_stopping`), and it is not in debug mode, in which it times each callback (`_debug`);
- *   - the loop was to sleep, and the first of its timers (`_scheduled`) is still the same.
+ *   - before and after the calls no callback is ready (`_ready`), the loop is not about to stop
+ *     (`_stopping`), and it is not in debug mode, which times each callback (`_debug`);
+ *   - the loop was about to sleep, and the first of its timers (`_scheduled`) is still the same.
  *
  * Otherwise select() returns, and the loop goes on as with any other selector. So callbacks run in
- * the same order as with any other, in their contexts, and what they raise is reported as the loop
- * reports it. Each of these rounds asks for all descriptors and runs the handlers of signals, and
- * after some of them the loop goes on in any case.
+ * the same order as with any other, in their contexts, and the loop reports their exceptions as
+ * usual. Each round polls all descriptors and runs signal handlers; after a number of rounds the
+ * loop goes on in any case.
  *
- * The attributes named above, and those of a Handle, are private to asyncio. Where one is missing,
- * or has another type than in the versions that are known, select() leaves all calls to the loop.
+ * The attributes named above, and those of a Handle, are private to asyncio. If one is missing, or
+ * has another type than in the known versions, select() leaves all calls to the loop.
  *
- * The type is the base of a class (aio/_selector.py) that has the rest from
- * selectors.EpollSelector, which owns the epoll instance and registers descriptors. Here is a table
- * of them, which tells which have the callback of a channel.
+ * The type is the base of a class (aio/_selector.py) that also derives from
+ * selectors.EpollSelector, which owns the epoll instance and registers descriptors. The table here
+ * records which of them have the callback of a channel.
  */
 
 #include "await/await.h"
@@ -30,10 +30,10 @@
 #include <math.h>
 #include <sys/epoll.h>
 
-#define EVENTS 64 /* that epoll_wait(2) returns at once; it begins with others the next time */
+#define EVENTS 64 /* per epoll_wait(2), which begins with others the next time */
 #define ROUNDS 64 /* in one call of select() */
 #define FOR_EVER (-1)
-#define EVENT_READ 1 /* of the module selectors */
+#define EVENT_READ 1 /* as in the module selectors */
 #define EVENT_WRITE 2
 
 /* The attributes of the loop and of a Handle. */
@@ -44,15 +44,15 @@ static const char *const names_of[NAMES] = {
     [ARGS] = "_args",   [CANCELLED] = "_cancelled", [CONTEXT] = "_context",
 };
 
-/* The callback of a channel, with its Handle. All are strong. */
+/* The callback of a channel, with its Handle. All references are strong. */
 typedef struct {
     PyObject *handle, *callback, *context;
 } due;
 
-/* A descriptor that is registered. */
+/* A registered descriptor. */
 typedef struct {
-    PyObject *key; /* the SelectorKey, a tuple (fileobj, fd, events, data); strong. Or NULL. */
-    due reader;    /* if the callback of a channel is all that it is watched for; or NULL */
+    PyObject *key; /* the SelectorKey: (fileobj, fd, events, data); strong, or NULL */
+    due reader;    /* NULLs unless the callback of a channel is its only watcher */
 } entry;
 
 typedef struct {
@@ -60,16 +60,17 @@ typedef struct {
     cqn_state *state;
     entry *entries; /* by descriptor */
     size_t len;
-    PyObject *deque, *handle; /* the types collections.deque and asyncio.Handle */
+    PyObject *deque, *handle; /* collections.deque and asyncio.Handle */
     PyObject *names[NAMES];
-    int epoll_fd; /* of the subclass, which closes it; or -1 */
+    int epoll_fd; /* the subclass's, which closes it; or -1 */
     bool calls;   /* callbacks are being called */
     unsigned long long called;
 } selector;
 
 /* ---- private attributes ---- */
 
-/* A new reference, or NULL if there is no such attribute. Another exception stays set. */
+/* Returns a new reference, or NULL without an exception if there is no such attribute. NULL with
+ * any other exception. */
 static PyObject *attribute(const selector *self, PyObject *op, int name)
 {
     PyObject *value = PyObject_GetAttr(op, self->names[name]);
@@ -95,7 +96,8 @@ static bool nothing_is_ready(const selector *self, PyObject *loop)
     return nothing;
 }
 
-/* Whether the timers are as known: then the first is a new reference, or NULL. */
+/* Returns whether the timers have the known type; *timer: a new reference to the first one, or
+ * NULL. */
 static bool first_timer(const selector *self, PyObject *loop, PyObject **timer)
 {
     PyObject *timers = attribute(self, loop, SCHEDULED);
@@ -105,17 +107,16 @@ static bool first_timer(const selector *self, PyObject *loop, PyObject **timer)
     return known && !PyErr_Occurred();
 }
 
-/* Whether the loop would sleep in its next iteration, until its first timer: then that is a new
- * reference, or NULL if it has none. False also with an exception set. (To ask the dict of the loop
- * would be faster here, but once an object has its dict, Python 3.11 is slower with it elsewhere.)
- */
+/* Returns whether the loop would sleep in its next iteration; *timer: a new reference to its first
+ * timer, or NULL. False may come with an exception. (Reading the dict of the loop would be faster
+ * here, but once an object's dict was created, Python 3.11 is slower with it elsewhere.) */
 static bool would_sleep(const selector *self, PyObject *loop, PyObject **timer)
 {
     return nothing_is_ready(self, loop) && is_false(self, loop, STOPPING) &&
            is_false(self, loop, DEBUG) && first_timer(self, loop, timer);
 }
 
-/* ---- what is registered ---- */
+/* ---- registered descriptors ---- */
 
 static long events_of(PyObject *key)
 {
@@ -129,7 +130,7 @@ static bool is_of_channel(const selector *self, PyObject *callback)
            strcmp(((PyCFunctionObject *)callback)->m_ml->ml_name, "_on_event") == 0;
 }
 
-/* The Handle of a descriptor that asyncio watches for reading only; borrowed, or NULL. */
+/* Returns the Handle of a descriptor that asyncio watches only for reading; borrowed, or NULL. */
 static PyObject *reader_of(const selector *self, PyObject *key)
 {
     PyObject *data = PyTuple_GET_ITEM(key, 3);
@@ -148,7 +149,7 @@ static void drop(due *one)
     Py_CLEAR(one->handle);
 }
 
-/* The callback of a channel of that key, or nothing. -1 with an exception. */
+/* Finds the callback of a channel in a key, or NULLs. Returns -1 with an exception. */
 static int find_reader(const selector *self, PyObject *key, due *found)
 {
     PyObject *handle = reader_of(self, key), *args = NULL;
@@ -190,7 +191,7 @@ static int grow(selector *self, size_t fd)
     return 0;
 }
 
-/* Takes references over, and drops those that are there. */
+/* Steals the references, and releases the old ones. */
 static void put(selector *self, size_t fd, PyObject *key, due reader)
 {
     entry old = self->entries[fd];
@@ -245,9 +246,9 @@ static PyObject *selector_unwatch_all(PyObject *op, PyObject *Py_UNUSED(unused))
     Py_RETURN_NONE;
 }
 
-/* ---- what is ready ---- */
+/* ---- ready descriptors ---- */
 
-/* Borrowed, or NULL. */
+/* Returns the entry of a descriptor; borrowed, or NULL. */
 static entry *entry_of(const selector *self, const struct epoll_event *event)
 {
     const size_t fd = (size_t)event->data.fd;
@@ -261,7 +262,7 @@ static void drop_all(due *found, int n)
     }
 }
 
-/* The callbacks of all that is ready, if each is a channel's. */
+/* Finds the callbacks of all ready descriptors. Returns false if one is not a channel's. */
 static bool find_all_due(const selector *self, const struct epoll_event *events, int n, due *found)
 {
     for (int i = 0; i < n; i++) {
@@ -281,19 +282,19 @@ static bool find_all_due(const selector *self, const struct epoll_event *events,
 static int append_ready(const selector *self, PyObject *list, const struct epoll_event *event)
 {
     const entry *entry = entry_of(self, event);
-    if (entry == NULL) { /* it was unregistered a moment ago */
+    if (entry == NULL) { /* just unregistered */
         return 0;
     }
     const long mask = ((event->events & ~(uint32_t)EPOLLIN) != 0 ? EVENT_WRITE : 0) |
                       ((event->events & ~(uint32_t)EPOLLOUT) != 0 ? EVENT_READ : 0);
-    PyObject *key = Py_NewRef(entry->key); /* what follows can run the garbage collector */
+    PyObject *key = Py_NewRef(entry->key); /* the next call can run the garbage collector */
     PyObject *pair = Py_BuildValue("(Nl)", key, mask & events_of(key));
     const int rc = pair == NULL ? -1 : PyList_Append(list, pair);
     Py_XDECREF(pair);
     return rc;
 }
 
-/* What select() returns: a list of (key, mask). */
+/* Returns the result of select(): a new list of (key, mask). */
 static PyObject *list_ready(const selector *self, const struct epoll_event *events, int n)
 {
     PyObject *list = PyList_New(0);
@@ -307,8 +308,8 @@ static PyObject *list_ready(const selector *self, const struct epoll_event *even
 
 /* ---- calling ---- */
 
-/* Reports the exception as the loop reports what a callback raises. -1 with an exception that must
- * end the loop. */
+/* Reports the exception of a callback as the loop does. Returns -1 with an exception that must end
+ * the loop. */
 static int report(PyObject *loop, const due *one)
 {
     if (PyErr_ExceptionMatches(PyExc_KeyboardInterrupt) ||
@@ -331,7 +332,7 @@ static int report(PyObject *loop, const due *one)
     return result == NULL ? -1 : 0;
 }
 
-/* Leaves the context with the exception that is set, if there is one. */
+/* Leaves the context, and keeps the current exception. */
 static void leave(PyObject *context)
 {
     PyObject *pending = cqn_take_exception();
@@ -341,8 +342,8 @@ static void leave(PyObject *context)
     cqn_put_exception(pending);
 }
 
-/* Calls one callback in its context, as a Handle does. -1 with an exception that must end the loop.
- */
+/* Calls one callback in its context, as a Handle does. Returns -1 with an exception that must end
+ * the loop. */
 static int call(selector *self, PyObject *loop, const due *one)
 {
     PyObject *result = NULL;
@@ -355,7 +356,7 @@ static int call(selector *self, PyObject *loop, const due *one)
     return result == NULL ? report(loop, one) : 0;
 }
 
-/* Calls each, unless an earlier one has cancelled it. */
+/* Calls each callback, unless an earlier one cancelled it. */
 static int call_all(selector *self, PyObject *loop, const due *found, int n)
 {
     int rc = 0;
@@ -372,17 +373,17 @@ static int call_all(selector *self, PyObject *loop, const due *found, int n)
     return rc;
 }
 
-/* The loop that has called select(), as far as it is known: strong references, or NULL. */
+/* The loop that called select(), once it is known: strong references, or NULL. */
 typedef struct {
-    PyObject *loop;  /* from the first round in which callbacks are due */
-    PyObject *timer; /* the first of its timers, which is the same in all rounds */
+    PyObject *loop;  /* from the first round with callbacks */
+    PyObject *timer; /* its first timer, the same in all rounds */
 } caller;
 
-/* What became of the events of a round. */
+/* The outcome of a round. */
 typedef enum {
     FAILED, /* with an exception */
-    LEFT,   /* nothing was called: they are the loop's */
-    DONE,   /* they were handled, and the loop must go on */
+    LEFT,   /* nothing was called: the events are for the loop */
+    DONE,   /* the events were handled, and the loop must go on */
     SLEEPS_AGAIN
 } outcome;
 
@@ -404,7 +405,7 @@ static outcome call_found(selector *self, caller *caller, const due *found, int 
     return same ? SLEEPS_AGAIN : DONE;
 }
 
-/* Calls the callbacks of what is ready, if that is all that an iteration of the loop would do. */
+/* Calls the callbacks of ready descriptors, if an iteration of the loop would do nothing else. */
 static outcome handle_ready(selector *self, caller *caller, const struct epoll_event *events, int n)
 {
     due found[EVENTS];
@@ -418,7 +419,7 @@ static outcome handle_ready(selector *self, caller *caller, const struct epoll_e
 
 /* ---- sleeping ---- */
 
-/* 0 is not to sleep at all. */
+/* Converts a timeout to a deadline; 0: not to sleep at all. Returns -1 with an exception. */
 static int deadline_of(PyObject *timeout, int64_t *deadline)
 {
     *deadline = FOR_EVER;
@@ -432,13 +433,13 @@ static int deadline_of(PyObject *timeout, int64_t *deadline)
     if (!(seconds > 0)) {
         *deadline = 0;
     }
-    else if (seconds < 1e9) { /* thirty years and more are for ever */
+    else if (seconds < 1e9) { /* more than 30 years: no deadline */
         *deadline = cqn_now_ns() + (int64_t)ceil(seconds * 1e9);
     }
     return 0;
 }
 
-/* Rounded up, so that no timer is early. */
+/* The result is rounded up, so no timer is early. */
 static int milliseconds_until(int64_t deadline)
 {
     if (deadline <= 0) {
@@ -448,8 +449,8 @@ static int milliseconds_until(int64_t deadline)
     return ns <= 0 ? 0 : (int)Py_MIN((ns + 999999) / 1000000, INT_MAX);
 }
 
-/* Sleeps until descriptors are ready, which it counts, or until the deadline, and runs the handlers
- * of signals. -1 with an exception. */
+/* Sleeps until descriptors are ready or the deadline has passed, and runs signal handlers. Returns
+ * the number of ready descriptors, or a negative number with an exception. */
 static int wait_until(const selector *self, int64_t deadline, struct epoll_event *events)
 {
     int n, err, rc = 0;
@@ -474,7 +475,7 @@ static int wait_until(const selector *self, int64_t deadline, struct epoll_event
     return n;
 }
 
-/* Rounds of sleeping and calling, until the loop has something to do. */
+/* Sleeps and calls in rounds, until the loop has something to do. */
 static PyObject *select_until(selector *self, int64_t deadline, caller *caller)
 {
     struct epoll_event events[EVENTS];
@@ -559,7 +560,7 @@ static int selector_traverse(PyObject *op, visitproc visit, void *arg)
     return 0;
 }
 
-/* The types stay: the methods need them. */
+/* The types stay, because the methods need them. */
 static int selector_clear(PyObject *op)
 {
     CQN_LOCKED;

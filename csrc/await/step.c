@@ -3,12 +3,12 @@
  * The steps of a task in its awaitable, from state to state (await.h), and the end of an awaitable
  * whose task gives up.
  *
- * Before the task sleeps, cqn_engine_prepare() arms the CQ, polls it after that, and routes the
+ * Before the task sleeps, cqn_engine_prepare() arms the CQ, then polls it and routes the
  * completions. From there until the task yields, no Python code runs that could take an event away.
  *
- * A task gives up when it is cancelled, has failed, or will never run again. Others then get the
- * completion if they may want it, and the engine owns the awaitable as long as the device has its
- * work request.
+ * A task gives up when it is cancelled, fails, or will never run again. Its completion then goes to
+ * other code that may want it, and the engine owns the awaitable as long as the device has its work
+ * request.
  */
 
 #include "await/step.h"
@@ -24,7 +24,7 @@
 
 /* ---- giving up ---- */
 
-/* The task will not go on: as if it was cancelled, except that no other task is woken. */
+/* Like a cancellation, except that no other task is woken. */
 void cqn_awaitable_abandon(cqn_awaitable *self)
 {
     cqn_awaitable_goes_on(self);
@@ -48,8 +48,8 @@ void cqn_awaitable_abandon(cqn_awaitable *self)
     }
 }
 
-/* No task got this failure, so the AsyncCQ keeps it for the next task that waits. Errors of other
- * types are not failures of the device, and are dropped. */
+/* Keeps a failure that no task got for the next task that waits. Errors of other types are no
+ * failures of the device, and are dropped. */
 static void keep_report(cqn_engine *self, PyObject *error)
 {
     if (PyErr_GivenExceptionMatches(error, self->state->AsyncEventError) &&
@@ -58,13 +58,12 @@ static void keep_report(cqn_engine *self, PyObject *error)
     }
 }
 
-/* The task goes on without its awaitable, because it was cancelled or has failed. An exception that
- * is set stays set. */
+/* The task goes on without its awaitable, because it was cancelled or failed. */
 void cqn_awaitable_give_up(cqn_awaitable *self)
 {
     cqn_engine *engine = (cqn_engine *)Py_NewRef((PyObject *)self->engine);
     PyObject *pending = cqn_take_exception();
-    if (self->pause == CQN_SLEPT) { /* and no event woke it: the event may have been lost */
+    if (self->pause == CQN_SLEPT) { /* no event woke it: one may be lost */
         engine->cq->armed = CQN_UNARMED;
     }
     if (self->state == CQN_FAILED && self->error != NULL) {
@@ -77,10 +76,10 @@ void cqn_awaitable_give_up(cqn_awaitable *self)
     cqn_put_exception(pending);
 }
 
-/* ---- what its task gets ---- */
+/* ---- the task's result ---- */
 
-/* Raises the exception of a FAILED awaitable. An exception that other awaitables share is raised as
- * a copy, because an exception collects the frames through which it goes. */
+/* Raises the exception of a FAILED awaitable. One that other awaitables share is raised as a copy,
+ * because an exception collects the frames that it passes. */
 static void raise_own_failure(cqn_awaitable *self)
 {
     cqn_engine *engine = self->engine;
@@ -110,7 +109,7 @@ static PyObject *take_completions(cqn_awaitable *self)
     cqn_engine *engine = self->engine;
     int rc = poll_for_more(engine->cq, self->max_entries);
     CQN_PLACE("stash");
-    if (rc == 0 && cqn_stash_len(engine->cq) == 0) { /* they went with the CQ, or after a close */
+    if (rc == 0 && cqn_stash_len(engine->cq) == 0) { /* gone with the CQ, or after a close */
         rc = cqn_engine_check_open(engine);
         assert(rc < 0);
     }
@@ -125,12 +124,12 @@ static PyObject *take_completions(cqn_awaitable *self)
     else {
         cqn_budget_use(n);
     }
-    cqn_engine_update(engine); /* completions may be left for the next task */
+    cqn_engine_update(engine); /* other tasks may get what is left */
     return list;
 }
 
-/* Makes the completion object. If an operation failed, its task gets an exception; a completion()
- * returns the completion whatever its status. */
+/* Returns the WorkCompletion, a new reference. A failed operation raises CompletionError; a
+ * completion() returns the completion whatever its status. */
 static PyObject *make_completion(const cqn_awaitable *self)
 {
     const cqn_engine *engine = self->engine;
@@ -144,8 +143,8 @@ static PyObject *make_completion(const cqn_awaitable *self)
     return wc;
 }
 
-/* Returns the completion, or raises the exception made of it. If neither can be made, the awaitable
- * stays COMPLETE, and others can have its completion. */
+/* Returns the completion, or raises its CompletionError. If creating either fails, the awaitable
+ * stays COMPLETE, and its completion goes to other code. */
 static PyObject *deliver_completion(cqn_awaitable *self)
 {
     cqn_engine *engine = self->engine;
@@ -164,8 +163,8 @@ static PyObject *deliver_completion(cqn_awaitable *self)
     return wc;
 }
 
-/* Whether the task can go on. If the stash has something, only the first of the tasks in wait()
- * can. */
+/* Returns whether the task can go on. If only the stash has something, just the first of the tasks
+ * in wait() can. */
 static bool is_ready(const cqn_awaitable *self)
 {
     return self->state == CQN_COMPLETE || self->state == CQN_FAILED ||
@@ -173,7 +172,7 @@ static bool is_ready(const cqn_awaitable *self)
             self->engine->waiters.first == self && self->engine->cq->stash_len > 0);
 }
 
-/* Ends the awaitable, with its result or with the exception by which it failed. */
+/* Ends the awaitable, with its result or the exception of its failure. */
 static PySendResult deliver_result(cqn_awaitable *self, PyObject **result)
 {
     if (self->state == CQN_COMPLETE && self->kind != CQN_OF_SCOPE) {
@@ -187,7 +186,7 @@ static PySendResult deliver_result(cqn_awaitable *self, PyObject **result)
     else {
         *result = self->kind == CQN_OF_WAIT ? take_completions(self) : Py_NewRef(Py_None);
     }
-    if (!cqn_awaitable_is_listed(self)) { /* else the device goes on with its work request */
+    if (!cqn_awaitable_is_listed(self)) { /* else the device still has its work request */
         cqn_awaitable_finish(self);
     }
     return *result == NULL ? PYGEN_ERROR : PYGEN_RETURN;
@@ -195,7 +194,7 @@ static PySendResult deliver_result(cqn_awaitable *self, PyObject **result)
 
 /* ---- sleeping ---- */
 
-/* Tells the observer which task is about to sleep. -1 with an exception. */
+/* Reports to the observer which task is about to sleep. Returns -1 with an exception. */
 CQN_RARE static int observe_task(const cqn_awaitable *self)
 {
     PyObject *found = cqn_engine_call(self->engine, "_running_task", NULL);
@@ -209,8 +208,8 @@ CQN_RARE static int observe_task(const cqn_awaitable *self)
     return ok ? 0 : -1;
 }
 
-/* A task of asyncio sleeps on a Wakeup of the core, a task of another library on what its event
- * loop makes (aio/_trio.py). */
+/* An asyncio task sleeps on a Wakeup of the core, a task of another library on an object of its
+ * event loop (aio/_trio.py). Returns -1 with an exception. */
 static int make_wakeup(cqn_awaitable *self)
 {
     const cqn_channel *channel = self->engine->channel;
@@ -219,11 +218,11 @@ static int make_wakeup(cqn_awaitable *self)
         wakeup = cqn_wakeup_new(self->engine->state, channel->raw_loop, channel->done);
     }
     else if (channel->loop != NULL) {
-        loop = Py_NewRef(channel->loop); /* another thread can take it from the channel */
+        loop = Py_NewRef(channel->loop); /* another thread can release the channel's */
         CQN_UNLOCKED(wakeup = PyObject_CallMethod(loop, "wakeup", NULL));
         Py_DECREF(loop);
     }
-    else { /* the reader has left the loop since the task began: because of a close, or a failure */
+    else { /* the reader left the loop, after a close or a failure */
         if (cqn_engine_check(self->engine) == 0 && cqn_open(&channel->base) != NULL) {
             PyErr_SetString(PyExc_RuntimeError,
                             "another thread has closed the event loop that read this channel");
@@ -238,9 +237,9 @@ static int make_wakeup(cqn_awaitable *self)
     return cqn_observe == NULL ? 0 : observe_task(self);
 }
 
-/* Passes a step of the task on to its wakeup, if its library is not asyncio. PYGEN_RETURN: the
- * sleep is over. Other threads can run meanwhile. A change of the state then wakes the wakeup,
- * possibly before the task sleeps on it. */
+/* Passes a step of the task on to a wakeup that is not asyncio's. PYGEN_RETURN: the sleep is over.
+ * Other threads can run meanwhile. A change of the state then wakes the wakeup, possibly before the
+ * task sleeps on it. */
 static PySendResult go_on_sleeping(cqn_awaitable *self, PyObject *value, PyObject **result)
 {
     self->activity = CQN_FALLING_ASLEEP;
@@ -253,7 +252,7 @@ static PySendResult go_on_sleeping(cqn_awaitable *self, PyObject *value, PyObjec
     return r;
 }
 
-/* The first such step: makes the iterator. */
+/* The first such step: creates the iterator. */
 static PySendResult begin_sleeping(cqn_awaitable *self, PyObject **result)
 {
     PyObject *wakeup = Py_NewRef(self->wakeup);
@@ -265,8 +264,8 @@ static PySendResult begin_sleeping(cqn_awaitable *self, PyObject **result)
     return self->iterator == NULL ? PYGEN_ERROR : go_on_sleeping(self, Py_None, result);
 }
 
-/* The event loop gets the wakeup, and brings the task back when the wakeup is woken. The anchor is
- * the reference of the engine: it keeps the task alive if nothing else does. */
+/* The event loop gets the wakeup, and runs the task again after the wakeup was woken. The anchor is
+ * the engine's reference, which keeps the task alive if nothing else does. */
 static PySendResult fall_asleep(cqn_awaitable *self, PyObject **result)
 {
     self->iteration = cqn_iteration_now();
@@ -282,7 +281,7 @@ static PySendResult fall_asleep(cqn_awaitable *self, PyObject **result)
         return PYGEN_NEXT;
     }
     const PySendResult r = begin_sleeping(self, result);
-    if (r == PYGEN_RETURN) { /* it was woken before it slept */
+    if (r == PYGEN_RETURN) { /* woken before it slept */
         cqn_awaitable_goes_on(self);
         Py_CLEAR(self->wakeup);
         Py_CLEAR(self->anchor);
@@ -291,7 +290,7 @@ static PySendResult fall_asleep(cqn_awaitable *self, PyObject **result)
 }
 
 /* A task that never has to sleep yields to the event loop now and then, and keeps its place in its
- * waitlist. It always yields to tasks whose completions came before its own. */
+ * waitlist. It always yields to tasks whose completions arrived before its own. */
 static PySendResult yield_to_loop(cqn_awaitable *self, PyObject **result)
 {
     self->pause = CQN_PAUSED;
@@ -302,14 +301,14 @@ static PySendResult yield_to_loop(cqn_awaitable *self, PyObject **result)
     return fall_asleep(self, result);
 }
 
-/* The task makes it safe to sleep, wakes the others, and sleeps. PYGEN_RETURN: the awaitable is
- * ready after all. */
+/* Makes it safe to sleep, wakes the other tasks, and sleeps. PYGEN_RETURN: the awaitable is ready
+ * after all. */
 static PySendResult sleep_unless_ready(cqn_awaitable *self, PyObject **result)
 {
     if (make_wakeup(self) < 0) {
         return PYGEN_ERROR;
     }
-    /* A completion after the last poll raises no event if the CQ was armed after it. */
+    /* A poll before the latest arming does not count: a completion in between raised no event. */
     cqn_engine_prepare(self->engine, self->polled_at == self->engine->cq->stats.arms + 1);
     self->polled_at = 0;
     if (cqn_engine_wake_listed(self->engine, false) < 0) {
@@ -328,8 +327,8 @@ static PySendResult sleep_unless_ready(cqn_awaitable *self, PyObject **result)
 
 /* ---- spinning ---- */
 
-/* Polls without the GIL for so many ns: stores how many it were, and whether the task can go on. -1
- * with an exception. */
+/* Spins without the GIL for up to ns; stores the time that it took, and whether the task can go on.
+ * Returns -1 with an exception. */
 static int spin_for(cqn_awaitable *self, int64_t ns, int64_t *took, bool *found)
 {
     cqn_engine *engine = self->engine;
@@ -347,16 +346,16 @@ static int spin_for(cqn_awaitable *self, int64_t ns, int64_t *took, bool *found)
     return rc;
 }
 
-/* For how many ns the awaitable is to spin; 0: not at all, -1 with an exception. */
+/* Returns for how many ns the awaitable is to spin; 0: not at all; -1 with an exception. */
 static int64_t spin_limit(const cqn_awaitable *self, int64_t spin, cqn_spin_kind kind)
 {
     return spin == CQN_SPIN_AUTO ? cqn_cq_spin_begin(self->engine->cq, kind) : spin;
 }
 
-/* Before its task sleeps an awaitable spins, once, if it was asked for. The event loop stands still
- * meanwhile: so it does that only where nothing else is ready, and all tasks together spin for a
- * limited time in an iteration. After that they sleep; but where nothing else is known to be ready,
- * one yields to the loop, and spins in the next iteration. Any completion ends the spin. -1 with an
+/* Spins once before the task sleeps, if that was requested. The event loop stands still meanwhile,
+ * so an awaitable spins only if nothing else is ready, and all tasks together spin for a limited
+ * time per iteration. Then they sleep; or, if nothing else is known to be ready, one yields to the
+ * loop and spins in the next iteration. Any completion ends the spin. Returns -1 with an
  * exception. */
 static int spin_before_sleep(cqn_awaitable *self)
 {
@@ -382,20 +381,20 @@ static int spin_before_sleep(cqn_awaitable *self)
     bool found;
     const int rc = spin_for(self, limit, &took, &found);
     if (rc == 0 && spin == CQN_SPIN_AUTO && (found || took >= limit)) {
-        cqn_cq_spin_end(engine->cq, kind, limit, found, took); /* else it was not its completion */
+        cqn_cq_spin_end(engine->cq, kind, limit, found, took); /* else another one ended it */
     }
     return rc;
 }
 
-/* ---- the steps of its task ---- */
+/* ---- the steps of the task ---- */
 
-/* The first step of the task; until then nothing was converted, checked or posted. */
+/* The first step of the task; nothing was converted, checked or posted before. */
 static int begin(cqn_awaitable *self)
 {
     return self->kind == CQN_OF_SCOPE ? cqn_scope_end_begin(self) : cqn_call_begin(self);
 }
 
-/* The task runs until it sleeps or has its result. */
+/* Runs the task until it sleeps or has its result. */
 static PySendResult run(cqn_awaitable *self, PyObject **result)
 {
     cqn_engine *engine = self->engine;
@@ -431,7 +430,7 @@ static PySendResult run(cqn_awaitable *self, PyObject **result)
     }
 }
 
-/* An awaitable is awaited once, by one task at a time, as a coroutine is. */
+/* An awaitable is awaited once, by one task at a time, like a coroutine. */
 static int refuse_to_run(const cqn_awaitable *self, PyObject *value)
 {
     if (cqn_refuse_step(self->activity != CQN_RESTING,
@@ -451,7 +450,7 @@ static int refuse_to_run(const cqn_awaitable *self, PyObject *value)
     return -1;
 }
 
-/* The task goes on where it slept. */
+/* Called when the task goes on where it slept. */
 static void woke_up(cqn_awaitable *self)
 {
     cqn_cq *cq = self->engine->cq;

@@ -5,13 +5,13 @@
 
 #include "await/await.h"
 
-/* Runs a step of the task, as am_send of a coroutine does. */
+/* Runs a step of the task, like am_send of a coroutine. */
 PySendResult cqn_awaitable_send(PyObject *self, PyObject *value, PyObject **result);
 
-/* The task gives up: it was cancelled, or has failed. An exception that is set stays set. */
+/* Ends the awaitable of a task that was cancelled or failed. Keeps the current exception. */
 void cqn_awaitable_give_up(cqn_awaitable *self);
 
-/* The task will never run again: the awaitable is given up, but no other task is woken. */
+/* Ends the awaitable of a task that will never run again; no other task is woken. */
 void cqn_awaitable_abandon(cqn_awaitable *self);
 
 #endif

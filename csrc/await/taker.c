@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A taker gets all completions of a CQ that no awaitable claims, where tasks in wait() would. It is
+ * A taker gets all completions of a CQ that no awaitable claims, in place of tasks in wait(). It is
  * written in C, and called where tasks are woken: after the routing, when the CQ is armed. So there
- * is no task for it, no future and no list of completions, and what it takes can wake tasks of its
- * own, one of them in the callback of the event loop.
+ * is no task for it, no future and no list of completions. It can wake tasks of its own, one of
+ * them within the callback of the event loop.
  *
- * To the engine it is like a task that always waits: while there is one the CQ is armed, and the
- * channel holds the engine. It may run any code.
+ * To the engine it is like a task that always waits: while there is a taker the CQ is armed, and
+ * the channel holds the engine. The taker may run arbitrary code.
  */
 
 #include "await/taker.h"
@@ -45,7 +45,7 @@ void cqn_taker_drop(cqn_engine *self)
     }
 }
 
-/* The first failure stays until the taker has it. */
+/* The first failure stays until the taker gets it. */
 bool cqn_taker_fail(cqn_engine *self, PyObject *error)
 {
     if (self->taker != NULL && self->taker_error == NULL) {
@@ -54,12 +54,12 @@ bool cqn_taker_fail(cqn_engine *self, PyObject *error)
     return self->taker != NULL;
 }
 
-/* Completions that came before a failure are taken first. */
+/* Completions that arrived before a failure are taken first. */
 static int run(cqn_engine *self, PyObject *taker, bool resume)
 {
     int rc = 0;
     if (self->cq->stash_len > 0) {
-        if (resume) { /* it is the callback of the loop, for an event */
+        if (resume) { /* called for an event, by the loop's callback */
             cqn_engine_count_wakeup(self, cqn_stash_len(self->cq));
         }
         rc = self->taker_calls->take(taker, self, resume);

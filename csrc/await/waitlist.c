@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Waitlists: awaitables in the order of arrival, and tables of waitlists by a number.
+ * Waitlists: awaitables in order of arrival, and tables of waitlists by number.
  *
- * A waitlist goes through the awaitables themselves, so that an awaitable can leave it in constant
+ * A waitlist is linked through the awaitables themselves, so an awaitable can leave it in constant
  * time. A table finds the completion() that claims a wr_id, or the abandoned receive of the same
- * memory; several numbers can share a waitlist of it. Neither holds references: an awaitable leaves
+ * memory; a waitlist in it can hold several keys. Neither holds references: an awaitable leaves
  * before it is deallocated.
  *
- * A completion() claims a wr_id, of one queue pair or of any. Each of the two has a table, so that
- * the first claim of a completion is found in constant time, even if all use one wr_id on queue
- * pairs of their own. The claims on one queue pair are also linked, for its end.
+ * A completion() claims a wr_id of one queue pair or of any. Each of the two has a table, so the
+ * first claim of a completion is found in constant time, even if all use the same wr_id on queue
+ * pairs of their own. The claims on one queue pair are also linked, for the end of the queue
+ * pair.
  */
 
 #include "await/waitlist.h"
@@ -25,7 +26,6 @@ void cqn_waitlist_add(cqn_waitlist *list, cqn_awaitable *awaitable)
     list->last = awaitable;
 }
 
-/* Takes the awaitable out of its waitlist, whichever that is. */
 void cqn_waitlist_remove(cqn_awaitable *awaitable)
 {
     cqn_waitlist *list = awaitable->waitlist;
@@ -92,7 +92,6 @@ void cqn_table_remove(cqn_table *table, cqn_awaitable *awaitable)
     table->len--;
 }
 
-/* The table must be empty. */
 void cqn_table_free(cqn_table *table)
 {
     PyMem_Free(table->waitlists);

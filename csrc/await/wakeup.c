@@ -2,11 +2,11 @@
 /*
  * Wakeup: one sleep of one task of an asyncio loop.
  *
- * To the task a Wakeup is a future: it has what asyncio.Task asks of one, which is the protocol of
- * `_asyncio_future_blocking`. For waking it is less than a future, and more. It carries no result:
- * the awaitable that the task awaits has that. And the callback that reads the channel's events for
- * the loop can resume the task in that very moment. With a future the loop would first finish its
- * iteration, and ask the kernel once more, which is most of what it costs to be woken.
+ * To the task a Wakeup is a future: it has what asyncio.Task needs, the protocol of
+ * `_asyncio_future_blocking`. It does less than a future, because it carries no result: the
+ * awaitable has that. It also does more: the callback that reads the channel's events can resume
+ * the task at once. With a future the loop would first finish its iteration and enter the kernel
+ * again, which is most of the cost of a wake-up.
  *
  * A task can be resumed only where no other task runs. All other callers use wake(), which leaves
  * the task to the loop, as futures do.
@@ -18,15 +18,15 @@
 typedef struct {
     PyObject_HEAD
     cqn_state *state;
-    PyObject *loop, *done_future; /* the latter: a future of that loop that has a result, or NULL */
-    PyObject *callback, *context; /* of the task while it sleeps, or NULL */
-    PyObject *cancelled;          /* the CancelledError, if the task was cancelled; or NULL */
-    PyObject *interrupt;          /* an exception that is for the loop, or NULL */
+    PyObject *loop, *done_future; /* done_future: a finished future of the loop, or NULL */
+    PyObject *callback, *context; /* the task's while it sleeps, or NULL */
+    PyObject *cancelled;          /* the CancelledError if the task was cancelled, or NULL */
+    PyObject *interrupt;          /* an exception for the loop, or NULL */
     char blocking;
     bool done;
 } wakeup;
 
-/* A task makes and drops a Wakeup for each sleep, so the memory of dropped ones is used again. */
+/* Uses a freelist, because a task creates and drops a Wakeup for each sleep. */
 PyObject *cqn_wakeup_new(cqn_state *st, PyObject *loop, PyObject *done)
 {
     wakeup *self = (wakeup *)cqn_freelist_alloc(&st->free_wakeups, st->Wakeup);
@@ -55,7 +55,7 @@ bool cqn_wakeup_is_done(const PyObject *op)
     return ((const wakeup *)op)->done;
 }
 
-/* asyncio.Task gets the Wakeup next, and asks for this flag before the task sleeps on it. */
+/* asyncio.Task gets the Wakeup next, and checks this flag before the task sleeps on it. */
 void cqn_wakeup_yield(PyObject *op)
 {
     ((wakeup *)op)->blocking = 1;
@@ -63,7 +63,7 @@ void cqn_wakeup_yield(PyObject *op)
 
 /* ---- waking ---- */
 
-/* The task goes on in its own context, which asyncio handed over with the callback. */
+/* The task goes on in its own context, which asyncio passed with the callback. */
 static int call_soon(wakeup *self)
 {
     PyObject *method = PyObject_GetAttrString(self->loop, "call_soon");
@@ -81,14 +81,14 @@ static int call_soon(wakeup *self)
 }
 
 /* Passes the Wakeup to call_soon() of the loop: the loop calls the Wakeup, and the Wakeup calls the
- * task. A loop that was closed will not call, so the callback is dropped. The Wakeup counts as done
- * at once, since the calls of the loop can run any code, a handler of a signal for one, which may
- * cancel the task. If they raise, this can be called again: should the loop then call twice, the
- * task goes on once. */
+ * task. A closed loop will not call, so the callback is dropped. The Wakeup is done at once,
+ * because the calls of the loop can run arbitrary code, such as a signal handler, which may cancel
+ * the task. If they raise, this function can be called again; if the loop then calls twice, the
+ * task goes on only once. */
 static int schedule_task(wakeup *self)
 {
     self->done = true;
-    if (self->callback == NULL) { /* the task has not gone to sleep */
+    if (self->callback == NULL) { /* the task is not asleep */
         return 0;
     }
     PyObject *closed;
@@ -100,15 +100,14 @@ static int schedule_task(wakeup *self)
         Py_CLEAR(self->context);
     }
     if (is_closed < 0 || (is_closed == 0 && call_soon(self) < 0)) {
-        self->done = self->callback == NULL; /* the task can have gone on all the same */
+        self->done = self->callback == NULL; /* the task may have gone on all the same */
         return -1;
     }
     return 0;
 }
 
-/* Calls the task with a future, which the task asks for its result. It asks an asyncio.Future
- * faster than a Wakeup, so it gets the future of the loop that has a result, unless it was
- * cancelled. */
+/* Calls the task with a future, whose result() it calls. asyncio reads an asyncio.Future faster
+ * than a Wakeup, so the task gets the finished future of the loop, unless it was cancelled. */
 static PyObject *call_task(wakeup *self, PyObject *callback)
 {
     PyObject *with =
@@ -120,8 +119,7 @@ static PyObject *call_task(wakeup *self, PyObject *callback)
     return result;
 }
 
-/* The loop calls this, in the context of the task. An exception that waits for the loop is raised
- * after the task has run. */
+/* Called by the loop, in the context of the task. A kept interrupt is raised after the task ran. */
 static PyObject *wakeup_call(PyObject *op, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
 {
     CQN_LOCKED;
@@ -141,8 +139,8 @@ static PyObject *wakeup_call(PyObject *op, PyObject *Py_UNUSED(args), PyObject *
     return result;
 }
 
-/* As schedule_task(), called by the task itself. If the handler of a signal raises meanwhile, the
- * task must not get that exception, since it would be lost there: it is kept for the loop. */
+/* Like schedule_task(), called by the task itself. If a signal handler raises meanwhile, its
+ * exception would be lost in the task: it is kept for the loop. */
 static int schedule_at_once(wakeup *self)
 {
     int rc = schedule_task(self);
@@ -165,7 +163,7 @@ static PyObject *wakeup_wake(PyObject *op, PyObject *Py_UNUSED(unused))
     return wake_soon(op) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-/* Reports an exception of the task as the loop reports what a callback raises. */
+/* Reports an exception of the task as the loop reports one of a callback. */
 static int report_failure(wakeup *self)
 {
     PyObject *error = cqn_take_exception();
@@ -178,21 +176,21 @@ static int report_failure(wakeup *self)
     return result == NULL ? -1 : 0;
 }
 
-/* Runs the task, here and now, until it waits again. Returns -1 only with an exception that must
- * end the loop. */
+/* Runs the task here and now, until it waits again. Returns -1 only with an exception that must end
+ * the loop. */
 static int resume_now(PyObject *op)
 {
     wakeup *self = (wakeup *)op;
     if (self->done) {
         return 0;
     }
-    /* A task in Python is one that may run a loop within the loop, as under nest_asyncio, which
-     * replaces the tasks in C because these refuse that. The inner loop could not call the callback
-     * that we are in. */
+    /* A task written in Python may run a loop within the loop, as under nest_asyncio, which
+     * replaces the C tasks because these refuse that. The inner loop could not call the callback
+     * that is running. */
     if (self->callback == NULL || PyMethod_Check(self->callback)) {
         return schedule_task(self);
     }
-    if (PyContext_Enter(self->context) < 0) { /* which the caller is in already */
+    if (PyContext_Enter(self->context) < 0) { /* the caller is in this context */
         PyErr_Clear();
         return schedule_task(self);
     }
@@ -243,7 +241,7 @@ int cqn_wakeup_of_any(const cqn_state *st, PyObject *op, bool resume)
     return rc;
 }
 
-/* ---- what the task asks ---- */
+/* ---- for the task ---- */
 
 static PyObject *wakeup_add_done_callback(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
                                           PyObject *kwnames)
@@ -279,7 +277,7 @@ static PyObject *make_cancelled(PyObject *message)
     return error;
 }
 
-/* A task is cancelled through what it sleeps on, as asyncio cancels futures. */
+/* A task is cancelled through the object that it sleeps on, as with futures. */
 static PyObject *wakeup_cancel(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
                                PyObject *kwnames)
 {
@@ -293,7 +291,7 @@ static PyObject *wakeup_cancel(PyObject *op, PyObject *const *args, Py_ssize_t n
     if (self->done) {
         Py_RETURN_FALSE;
     }
-    PyObject *error = make_cancelled(message); /* making it can run any code */
+    PyObject *error = make_cancelled(message); /* can run arbitrary code */
     if (error == NULL) {
         return NULL;
     }
@@ -326,7 +324,7 @@ static PyObject *wakeup_result(PyObject *op, PyObject *Py_UNUSED(unused))
     Py_RETURN_NONE;
 }
 
-/* The task goes on when it is done; before that, this is what the task sleeps on. */
+/* Returns at once if the Wakeup is done; otherwise the task sleeps on it. */
 static PySendResult wakeup_send(PyObject *op, PyObject *Py_UNUSED(sent), PyObject **result)
 {
     CQN_LOCKED;
@@ -384,7 +382,7 @@ static void wakeup_dealloc(PyObject *op)
 {
     PyTypeObject *type = Py_TYPE(op);
     PyObject_GC_UnTrack(op);
-    Py_TRASHCAN_BEGIN(op, wakeup_dealloc); /* a long chain of objects may be dropped with it */
+    Py_TRASHCAN_BEGIN(op, wakeup_dealloc); /* it may be the end of a long chain */
     wakeup_clear(op);
     cqn_freelist_free(&((wakeup *)op)->state->free_wakeups, op);
     Py_DECREF(type);

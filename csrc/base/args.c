@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Arguments: their names, and conversions that name the argument, the value and the limit when they
- * refuse.
+ * Parses arguments and converts them. The errors name the argument, the value and the limit.
  *
- * Constructors that a program calls rarely use CPython's own parser (PyArg_ParseTupleAndKeywords).
+ * Constructors that a program rarely calls use CPython's own parser,
+ * PyArg_ParseTupleAndKeywords().
  */
 
 #include "base/args.h"
@@ -11,11 +11,12 @@
 
 #define MAX_SPIN 60 /* seconds */
 
-/* The first letter distinguishes most names, so strcmp() is rarely called. */
+/* Returns the index of the keyword in `names`, or -1. The first letter distinguishes most names, so
+ * strcmp() is rarely called. */
 static Py_ssize_t index_of(PyObject *keyword, const char *const *names)
 {
     if (!PyUnicode_IS_COMPACT_ASCII(
-            keyword)) { /* as all names are, except those of a subclass of str */
+            keyword)) { /* all names are ASCII, except in a subclass of str */
         Py_ssize_t i = 0;
         while (names[i] != NULL && PyUnicode_CompareWithASCIIString(keyword, names[i]) != 0) {
             i++;
@@ -76,9 +77,9 @@ static int check_required(const char *function, const char *const *names, int re
     return 0;
 }
 
-/* Sorts the arguments of a METH_FASTCALL | METH_KEYWORDS call into `out`, in
- * the order of `names` (NULL at its end); what was not given stays NULL. The
- * first `positional` may come by position, the first `required` must come. */
+/* Stores the arguments of a METH_FASTCALL | METH_KEYWORDS call in `out`, in the order of `names`,
+ * which ends with NULL. The first `positional` arguments can be positional; the first `required`
+ * ones are mandatory. */
 int cqn_sort_args(const char *function, const char *const *names, int positional, int required,
                   PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, PyObject **out)
 {
@@ -94,7 +95,7 @@ int cqn_sort_args(const char *function, const char *const *names, int positional
     return check_required(function, names, required, out);
 }
 
-/* The same for a constructor. No code runs meanwhile, so the dict does not change. */
+/* No Python code runs in here, so the dict does not change during the loop. */
 int cqn_sort_new(const char *type, const char *const *names, int positional, int required,
                  PyObject *args, PyObject *kwargs, PyObject **out)
 {
@@ -116,18 +117,19 @@ int cqn_sort_new(const char *type, const char *const *names, int positional, int
     return check_required(type, names, required, out);
 }
 
-/* A value for a message that refuses it. */
+/* Returns the text of a rejected value for an error message: a new reference, or NULL with an
+ * exception. */
 static PyObject *text_of_argument(PyObject *value)
 {
     PyObject *text = PyObject_Repr(value);
     if (text == NULL && PyErr_ExceptionMatches(PyExc_ValueError)) {
-        PyErr_Clear(); /* Python does not write out a number of so many digits */
+        PyErr_Clear(); /* Python limits the digits of an int's repr() */
         text = PyUnicode_FromString("far too large");
     }
     return text;
 }
 
-/* The value is shown as the user wrote it, with the range that it must be in. */
+/* Raises ValueError with the value as the user wrote it, and the allowed range. */
 static void refuse_range(PyObject *value, const char *name, uint64_t min, uint64_t max)
 {
     PyObject *text = text_of_argument(value);
@@ -144,7 +146,7 @@ static int refuse_member(PyObject *value, const char *name, const char *kind)
     return -1;
 }
 
-/* An integer of min to max. */
+/* Any object with __index__() is accepted. */
 int cqn_range(PyObject *value, const char *name, uint64_t min, uint64_t max, uint64_t *out)
 {
     if (!PyIndex_Check(value)) {
@@ -197,8 +199,8 @@ int cqn_member32(PyObject *value, const char *name, const char *kind, uint32_t m
     return PyIndex_Check(value) ? cqn_u32(value, name, max, out) : refuse_member(value, name, kind);
 }
 
-/* The bytes of an address of the module ipaddress, or of its text; NULL without
- * an exception if it is neither. */
+/* Returns the 4 or 16 bytes of an ipaddress object or of an address in text form; NULL without an
+ * exception if the value is neither. */
 static PyObject *pack_address(PyObject *value, const char *name)
 {
     PyObject *address = Py_NewRef(value);
@@ -221,7 +223,6 @@ static PyObject *pack_address(PyObject *value, const char *name)
     return packed;
 }
 
-/* A GID: 16 bytes, or an address; an IPv4 address is mapped into an IPv6 one. */
 int cqn_gid(PyObject *value, const char *name, union ibv_gid *out)
 {
     static const union ibv_gid mapped = {.raw = {[10] = 0xff, [11] = 0xff}};
@@ -243,7 +244,7 @@ int cqn_gid(PyObject *value, const char *name, union ibv_gid *out)
     return ok ? 0 : -1;
 }
 
-/* How long to poll instead of sleeping. */
+/* Both ints and floats are accepted, and the string "auto". */
 int cqn_spin(PyObject *value, int64_t *out_ns)
 {
     if (PyUnicode_Check(value)) {
@@ -263,7 +264,7 @@ int cqn_spin(PyObject *value, int64_t *out_ns)
         if (!PyErr_ExceptionMatches(PyExc_OverflowError)) {
             return -1;
         }
-        PyErr_Clear(); /* an int beyond all floats */
+        PyErr_Clear(); /* an int too large for a float */
     }
     if (!(seconds >= 0 && seconds <= MAX_SPIN)) {
         PyObject *text = text_of_argument(value);
@@ -280,7 +281,7 @@ int cqn_spin(PyObject *value, int64_t *out_ns)
     return 0;
 }
 
-/* Seconds, or None for ever (-1). Rounded up: a wait must not end early. */
+/* The result is rounded up, so no wait ends early. */
 int cqn_timeout(PyObject *value, int64_t *out_ns)
 {
     if (value == NULL || value == Py_None) {
@@ -289,7 +290,7 @@ int cqn_timeout(PyObject *value, int64_t *out_ns)
     }
     double seconds = PyFloat_AsDouble(value);
     if (seconds == -1.0 && PyErr_ExceptionMatches(PyExc_OverflowError)) {
-        PyErr_Clear(); /* an int beyond all floats */
+        PyErr_Clear(); /* an int too large for a float */
         PyObject *zero = PyLong_FromLong(0);
         int positive = zero == NULL ? -1 : PyObject_RichCompareBool(value, zero, Py_GT);
         Py_XDECREF(zero);
@@ -307,7 +308,7 @@ int cqn_timeout(PyObject *value, int64_t *out_ns)
                      value);
         return -1;
     }
-    /* Thirty years and more are for ever. */
+    /* more than 30 years: no timeout */
     *out_ns = seconds > 1e9 ? -1 : (int64_t)ceil(seconds * 1e9);
     return 0;
 }

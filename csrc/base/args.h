@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT */
-/* From the arguments of a call to values. */
+/* Parsing of the arguments of a call, and conversion to C values. */
 #ifndef CQN_ARGS_H
 #define CQN_ARGS_H
 
 #include "base/python.h"
 
-/* As PyLong_AsUnsignedLongLong(), which is slow for more than 30 bits before Python 3.13. */
+/* Like PyLong_AsUnsignedLongLong(), which is slow for numbers of more than 30 bits before Python
+ * 3.13. */
 static inline uint64_t cqn_unsigned(PyObject *number)
 {
     int overflow;
@@ -13,11 +14,12 @@ static inline uint64_t cqn_unsigned(PyObject *number)
     return overflow == 0 && n >= 0 ? (uint64_t)n : PyLong_AsUnsignedLongLong(number);
 }
 
-/* Sorts the arguments of a METH_FASTCALL | METH_KEYWORDS call into `out`, by their names;
- * borrowed. The others stay as they were, NULL. -1 with TypeError. */
+/* Stores the arguments of a METH_FASTCALL | METH_KEYWORDS call in `out`, in the order of `names`.
+ * The references are borrowed; the entries of omitted arguments stay NULL. Returns -1 with
+ * TypeError. */
 int cqn_sort_args(const char *function, const char *const *names, int positional, int required,
                   PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, PyObject **out);
-/* The same; most calls have no arguments. */
+/* The same, with a fast path for calls without arguments. */
 static inline int cqn_args(const char *function, const char *const *names, int positional,
                            int required, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
                            PyObject **out)
@@ -27,42 +29,44 @@ static inline int cqn_args(const char *function, const char *const *names, int p
                : cqn_sort_args(function, names, positional, required, args, nargs, kwnames, out);
 }
 
-/* The same for the tuple and the dict, or NULL, that a constructor of `type` was called with. */
+/* The same for a constructor of `type`, called with a tuple and with a dict or NULL. */
 int cqn_sort_new(const char *type, const char *const *names, int positional, int required,
                  PyObject *args, PyObject *kwargs, PyObject **out);
 
-/* None in the place of what was not given. */
+/* Replaces an omitted argument by None. */
 static inline PyObject *cqn_given(PyObject *value)
 {
     return value != NULL ? value : Py_None;
 }
 
-/* True or false, as Python takes a value; NULL is false. -1 with an exception. */
+/* Returns the truth value of an argument, 0 if it was omitted; -1 with an exception. */
 static inline int cqn_truth(PyObject *value)
 {
     return value == NULL ? 0 : PyObject_IsTrue(value);
 }
 
-/* The conversions below return -1 with TypeError or ValueError, which name the argument, the
- * value and the limit. They can run any code: __index__() is the user's. */
+/* The conversions below return -1 with TypeError or ValueError, which name the argument, the value
+ * and the limit. They can run arbitrary code, because __index__() can be the user's. */
 int cqn_range(PyObject *value, const char *name, uint64_t min, uint64_t max, uint64_t *out);
 
 /* An integer from 0 to `max`. */
 int cqn_uint(PyObject *value, const char *name, uint64_t max, uint64_t *out);
 int cqn_u32(PyObject *value, const char *name, uint32_t max, uint32_t *out);
 
-/* A member of an enum, or its number; `kind` is "a QPType such as QPType.RC", for the TypeError. */
+/* A member of an enum, or its number. `kind` is for the TypeError, for example "a QPType such as
+ * QPType.RC". */
 int cqn_member(PyObject *value, const char *name, const char *kind, uint64_t max, uint64_t *out);
 int cqn_member32(PyObject *value, const char *name, const char *kind, uint32_t max, uint32_t *out);
 
-/* A GID from 16 bytes or an IP address; an IPv4 address is mapped into IPv6. */
+/* A GID, given as 16 bytes or an IP address; an IPv4 address becomes an IPv4-mapped IPv6
+ * address. */
 int cqn_gid(PyObject *value, const char *name, union ibv_gid *out);
 
-/* A timeout in seconds as nanoseconds, rounded up; -1 for None, which waits for ever. */
+/* A timeout in seconds, converted to nanoseconds and rounded up; -1 for None: no timeout. */
 int cqn_timeout(PyObject *value, int64_t *out_ns);
 
-/* How long to poll before sleeping: seconds, from 0 to 60, as nanoseconds, rounded up; or "auto".
- */
+/* The time to poll before sleeping: 0 to 60 seconds, converted to nanoseconds and rounded up; or
+ * CQN_SPIN_AUTO for "auto". */
 #define CQN_SPIN_AUTO (-1)
 int cqn_spin(PyObject *value, int64_t *out_ns);
 

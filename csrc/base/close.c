@@ -2,36 +2,36 @@
 /*
  * Closing, for objects of all types; object.h states the rules.
  *
- * close() in the order of its steps:
- *   1. in a forked child, forget the handle and touch nothing;
- *   2. while open objects use this one: BusyError, or close them first, except those that pin it,
- *      which it does not know;
- *   3. while another thread is inside a call on it, or is just destroying one
- *      of its users: wait (every such call is bounded, nothing sleeps in one),
- *      and let no new call begin, or there might always be another;
- *   4. take the handle out, release the GIL, destroy, take the GIL;
- *   5. unlink from the context, release what the object kept, and last the
- *      objects that it used.
- * Since step 3 lets others run, the loop starts anew after it.
+ * close() runs these steps:
+ *   1. in a forked child: forget the handle and do nothing else;
+ *   2. while open objects use this one: raise BusyError, or close them first; objects that pin it
+ *      are unknown to it, so BusyError only counts them;
+ *   3. while another thread is inside a call on it, or is destroying one of its users: wait. Each
+ *      of these calls is bounded, none of them sleeps. New calls are refused from here on, since
+ *      they could go on forever;
+ *   4. take the handle out of the object, release the GIL, destroy the handle, take the GIL;
+ *   5. unlink the object from the context, release what it kept, and finally the objects that it
+ *      used.
+ * Other threads run during step 3, so the steps start anew after it.
  */
 
 #include "base/object.h"
 #include "base/errors.h"
 #include "base/library.h"
 
-/* ---- the dependents: the next to close ---- */
+/* ---- dependents: the next one to close ---- */
 
-/* The latest of a rank that is open, of all that were made on the context. */
+/* Returns the newest open object of a rank on the context, or NULL; borrowed. */
 static cqn_object *latest_below(const cqn_context *ctx, int rank)
 {
     cqn_object *o = ctx->last[rank];
-    while (o != NULL && o->handle == NULL) { /* other threads are closing it */
+    while (o != NULL && o->handle == NULL) { /* another thread is closing it */
         o = o->prev;
     }
     return o;
 }
 
-/* The same of those that use the object. */
+/* Returns the newest open object of a rank that uses `self`, or NULL; borrowed. */
 static cqn_object *latest_user(const cqn_object *self, int rank)
 {
     const cqn_dependent *entry = self->latest[rank];
@@ -41,8 +41,8 @@ static cqn_object *latest_user(const cqn_object *self, int rank)
     return entry == NULL ? NULL : entry->user;
 }
 
-/* The open object to close first if `self` is to go: the latest of the
- * lowest rank. NULL: no open object uses it. */
+/* Returns the open object that has to be closed first before `self`: the newest of the lowest rank.
+ * NULL: no open object uses it. */
 static cqn_object *next_user(const cqn_object *self)
 {
     const cqn_context *ctx = self->context;
@@ -53,17 +53,17 @@ static cqn_object *next_user(const cqn_object *self)
     return user;
 }
 
-/* ---- the dependents: the BusyError that counts them ---- */
+/* ---- dependents: the BusyError that counts them ---- */
 
 typedef struct {
     const cqn_kind *kind;
-    uint64_t first; /* serial of the oldest */
+    uint64_t first; /* serial of the oldest user */
     size_t count;
 } users_of_kind;
 
-#define KINDS 8 /* more than there are among the users of one object */
+#define KINDS 8 /* more than the users of one object can have */
 
-/* Counts an open user, but only once if it uses `self` in several places. */
+/* Counts an open user; one that uses `self` in several places is counted once. */
 static void count_user(users_of_kind *kinds, const cqn_object *self, const cqn_dependent *entry)
 {
     const cqn_object *user = entry->user;
@@ -78,11 +78,12 @@ static void count_user(users_of_kind *kinds, const cqn_object *self, const cqn_d
         i++;
     }
     kinds[i].kind = user->kind;
-    kinds[i].first = user->serial; /* the oldest comes last */
+    kinds[i].first = user->serial; /* the list ends with the oldest */
     kinds[i].count++;
 }
 
-/* Pops the kind whose oldest is the oldest; its count is 0 if there is none. */
+/* Removes and returns the kind whose first user is the oldest; its count is 0 if no kind is
+ * left. */
 static users_of_kind pop_oldest(users_of_kind *kinds)
 {
     users_of_kind *oldest = &kinds[0];
@@ -96,7 +97,7 @@ static users_of_kind pop_oldest(users_of_kind *kinds)
     return taken;
 }
 
-/* "this PD is still used by 2 QPs, 1 MR: close that first". */
+/* Raises BusyError: "this PD is still used by 2 QPs, 1 MR: close that first". */
 CQN_RARE static int refuse_users(cqn_object *self)
 {
     users_of_kind kinds[KINDS] = {{.kind = NULL}}, one;
@@ -139,7 +140,7 @@ static int refuse_pins(cqn_object *self)
 
 /* ---- closing ---- */
 
-/* The callbacks are taken out first: one that is added while they run finds a closed object. */
+/* The list is detached first; a callback that is added during the loop finds a closed object. */
 static void run_close_callbacks(cqn_object *self, PyObject **interrupt)
 {
     PyObject *callbacks = self->on_close;
@@ -159,8 +160,8 @@ static void run_close_callbacks(cqn_object *self, PyObject **interrupt)
     Py_XDECREF(callbacks);
 }
 
-/* Unlists a closed object. The references that it held are released last, since one can be the last
- * to the context. */
+/* Removes a closed object from all lists. Its references are released last, since one of them can
+ * be the last reference to the context. */
 static void retire_object(cqn_object *self, PyObject **interrupt)
 {
     cqn_object *used[CQN_MAX_USES];
@@ -182,8 +183,8 @@ static void retire_object(cqn_object *self, PyObject **interrupt)
     }
 }
 
-/* The handle leaves the object before the GIL is released, so that no other thread can destroy it
- * as well. The objects that it uses are entered, and can't be closed meanwhile. */
+/* The handle is taken out of the object before the GIL is released, so no other thread can
+ * destroy it, too. The objects that `self` uses are entered, so they cannot be closed meanwhile. */
 static int destroy_handle(cqn_object *self, PyObject **interrupt)
 {
     void *handle = self->handle;
@@ -214,7 +215,8 @@ enum { REFUSED = -2 };
 
 static int close_with(cqn_object *self, bool cascade, PyObject **interrupt);
 
-/* One step of closing: 1 it is closed, 0 check again, -1 an exception is set, REFUSED. */
+/* Runs one step of closing. Returns 1 if the object is closed, 0 to check again, -1 with an
+ * exception, or REFUSED. */
 static int close_step(cqn_object *self, bool cascade, PyObject **interrupt)
 {
     bool forked = cqn_forked(self);
@@ -223,7 +225,7 @@ static int close_step(cqn_object *self, bool cascade, PyObject **interrupt)
         if (!cascade && !forked && !user->kind->closes_with_parent) {
             return REFUSED;
         }
-        /* A user that is being deallocated waits for us there. */
+        /* If the user is being deallocated, cqn_dealloc() waits for this close. */
         bool alive = cqn_try_ref(user);
         int rc = close_with(user, true, interrupt);
         if (alive) {
@@ -243,8 +245,8 @@ static int close_step(cqn_object *self, bool cascade, PyObject **interrupt)
         return destroy_handle(self, interrupt) < 0 ? -1 : 1;
     }
     if (cqn_is_ending()) {
-        /* That thread will never come back. The kernel cleans up, and what
-         * this object uses, which still counts it, stays open. */
+        /* The other thread never returns from its call. The kernel cleans up; the objects used by
+         * this one still count it and stay open. */
         self->handle = NULL;
         cqn_unlist(self);
         return 1;
@@ -260,13 +262,14 @@ static int close_with(cqn_object *self, bool cascade, PyObject **interrupt)
     while (done == 0 && self->handle != NULL) {
         done = close_step(self, cascade, interrupt);
     }
-    /* In a forked child no thread waits, and the lock may be held by a thread that the child does
-     * not have. */
+    /* In a forked child no thread waits, and the lock may be held by a thread that exists only in
+     * the parent. */
     if (--self->closing == 0 && !cqn_forked(self)) {
         cqn_notify_idle(self->state);
     }
     if (done == REFUSED) {
-        /* Others must find it open by now: making the exception can let them run. */
+        /* `closing` is 0 again by now: creating the exception can let other threads run, and they
+         * must find an open object. */
         return next_user(self) != NULL ? refuse_users(self) : refuse_pins(self);
     }
     return done < 0 ? -1 : 0;

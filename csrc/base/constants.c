@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* The enumerators of <infiniband/verbs.h>, and the members of the Python enums that are made of
- * them. They are not macros, so #ifdef can't find what an older header lacks: later additions have
- * their numbers here. */
+/* The enumerators of <infiniband/verbs.h>, and the members of the Python enums made from them.
+ * Enumerators are not macros, so #ifdef cannot detect those missing from an older header: newer
+ * ones are defined by number in constants.h. */
 
 #include "base/constants.h"
 #include "base/lock.h"
@@ -111,7 +111,7 @@ static const struct {
     X(IBV_DEVICE_RC_IP_CSUM), X(IBV_DEVICE_RAW_IP_CSUM),
     X(IBV_DEVICE_MANAGED_FLOW_STEERING), X(IBV_DEVICE_RAW_SCATTER_FCS),
     X(IBV_DEVICE_PCI_WRITE_END_PADDING),
-    /* Bits of the kernel that verbs.h has no names for, or has had for a short time only. */
+    /* Bits of the kernel without a name in verbs.h, or without one in older headers. */
     {"IBV_DEVICE_FLUSH_GLOBAL", CQN_DEVICE_FLUSH_GLOBAL},
     {"IBV_DEVICE_FLUSH_PERSISTENT", CQN_DEVICE_FLUSH_PERSISTENT},
     {"IBV_DEVICE_ATOMIC_WRITE", CQN_DEVICE_ATOMIC_WRITE}, {"IBV_DEVICE_CC_DMA_BOUNCE", 1LL << 41},
@@ -147,7 +147,7 @@ static const struct {
 #undef X
 /* clang-format on */
 
-/* Python makes its enums of these, so that each number is in one place. */
+/* The Python enums are built from this dict, so each number is defined in one place. */
 PyObject *cqn_constants(void)
 {
     PyObject *dict = PyDict_New();
@@ -185,7 +185,7 @@ const char *cqn_qp_state_name(enum ibv_qp_state state)
     return (size_t)state < Py_ARRAY_LENGTH(names) ? names[state] : "an unknown state";
 }
 
-/* A new reference to a class of cqnotify.enums, which builds it on first use. */
+/* Returns a new reference to a class of cqnotify.enums, which builds it on first use. */
 static PyObject *enum_of(const char *name)
 {
     PyObject *module = PyImport_ImportModule("cqnotify.enums");
@@ -194,7 +194,7 @@ static PyObject *enum_of(const char *name)
     return found;
 }
 
-/* No Python code runs here, so other threads see the table either as it was or complete. */
+/* No Python code runs here, so other threads see the table either empty or complete. */
 static int fill_table(PyObject *members, PyObject **table, size_t n)
 {
     for (Py_ssize_t i = PyList_GET_SIZE(members); i-- > 0;) {

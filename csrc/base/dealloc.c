@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The end of an object without references: the garbage collector's slots of all types, and closing
- * at the last moment. */
+/* Deallocation: the garbage collector's slots of all types, and the close of an object whose last
+ * reference is gone. */
 
 #include "base/errors.h"
 #include "base/object.h"
@@ -18,8 +18,8 @@ int cqn_traverse(PyObject *op, visitproc visit, void *arg)
     return 0;
 }
 
-/* An object that is still open (its close failed) keeps what it uses: the
- * device would otherwise be closed under it. */
+/* An object that is still open, because its close failed, keeps the objects that it uses: otherwise
+ * the device could be closed before it. */
 int cqn_clear(PyObject *op)
 {
     cqn_object *self = CQN_OBJ(op);
@@ -41,7 +41,7 @@ int cqn_tp_clear(PyObject *op)
 
 /* ---- the last reference ---- */
 
-/* The repr() shows which device it was. Python drops the warning unless it is asked for. */
+/* The repr() in the warning names the device. Python ignores ResourceWarning by default. */
 static void warn_unclosed(cqn_object *self)
 {
     PyObject *op = (PyObject *)self;
@@ -50,9 +50,9 @@ static void warn_unclosed(cqn_object *self)
     }
 }
 
-/* Still open when the last reference goes: close, and never raise. Its users are unreachable as
- * well, and are closed with it. Only an unclosed context is a mistake, and warned of: all that was
- * made on one is closed with it. */
+/* Closes an object that is still open when its last reference goes; never raises. Its users are
+ * unreachable as well, and are closed with it. Only an unclosed context gets a ResourceWarning,
+ * because it closes everything that was created on it. */
 void cqn_finalize(PyObject *op)
 {
     CQN_LOCKED;
@@ -66,8 +66,8 @@ void cqn_finalize(PyObject *op)
         CQN_UNLOCKED(warn_unclosed(self));
     }
     if (cqn_close(self, true) < 0) {
-        /* Something that is closed later can still need it: the window of a bind in flight, or the
-         * table of a WQ. Then close_at_last() succeeds. */
+        /* An object that is closed later can still need this one: a bind in flight its memory
+         * window, or an indirection table its WQ. close_at_last() then succeeds. */
         if (self->pins > 0 || PyErr_ExceptionMatches(self->state->BusyError)) {
             PyErr_Clear();
         }
@@ -78,9 +78,10 @@ void cqn_finalize(PyObject *op)
     cqn_put_exception(pending);
 }
 
-/* Open even after it was finalized: a subclass has a __del__ that did not call ours, or the close
- * failed. No user is left, since users hold it, so this is the last chance. What can't be closed
- * now is leaked, because tables and the device still point to it. */
+/* Closes an object that is open even after its finalizer ran, because the close failed or a
+ * subclass has a __del__ that does not call ours. This is the last chance, and users hold
+ * references, so none is left. Returns false if the close fails again: the object is then leaked,
+ * because tables and the device still point to it. */
 static bool close_at_last(cqn_object *self)
 {
     PyObject *pending = cqn_take_exception();
@@ -99,8 +100,8 @@ static bool close_at_last(cqn_object *self)
     return false;
 }
 
-/* Whether it is to go: its finalizer can make it live on, and then it must be tracked. A
- * subclass in Python has called it before. */
+/* Returns whether the object is still to be deallocated: its finalizer can resurrect it, and then
+ * it must be tracked. For a subclass written in Python, CPython has already run the finalizer. */
 static bool finalize_object(PyObject *op)
 {
     if (PyObject_GC_IsFinalized(op)) {
@@ -110,7 +111,7 @@ static bool finalize_object(PyObject *op)
     if (PyObject_CallFinalizerFromDealloc(op) < 0) {
         return false;
     }
-    PyObject_GC_UnTrack(op); /* before the lock: while we wait for it the collector can run */
+    PyObject_GC_UnTrack(op); /* before the lock: the collector can run during the wait */
     return true;
 }
 
@@ -123,7 +124,7 @@ static void dealloc_object(PyObject *op)
     cqn_object *self = CQN_OBJ(op);
     PyTypeObject *type = Py_TYPE(op);
     self->refs.dying = true;
-    if (self->weakrefs != NULL) { /* first, since code that runs from here on must not find it */
+    if (self->weakrefs != NULL) { /* first, so no code finds the object from here on */
         CQN_UNLOCKED(PyObject_ClearWeakRefs(op));
     }
     while (self->closing > 0 && !cqn_is_ending()) {
@@ -137,8 +138,8 @@ static void dealloc_object(PyObject *op)
     Py_DECREF(type);
 }
 
-/* The deallocations of a long chain, for example by user_data, would nest: CPython's trashcan
- * defers the deep ones, and needs them untracked. */
+/* Deallocation of a long chain, linked by user_data for example, would recurse. CPython's trashcan
+ * defers the deep levels; it requires untracked objects. */
 void cqn_dealloc(PyObject *op)
 {
     PyObject_GC_UnTrack(op);

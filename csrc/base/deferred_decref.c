@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * References that are dropped later, when it is safe to run other code.
+ * References that are released later, when it is safe to run other code.
  *
- * To drop the last reference to an object can run any code. Where that must wait, n references go
- * to a chain, which the caller owns and drops when all is in order.
+ * Releasing the last reference to an object can run arbitrary code. Where this is not allowed yet,
+ * the references go to a chain; its owner, the caller, releases them when its structures are
+ * consistent.
  */
 
 #include "base/object.h"

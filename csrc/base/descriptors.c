@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Descriptors that others made, and whether some are free. */
+/* Helpers for descriptors that other code opened, and a check for free ones. */
 
 #include "base/descriptors.h"
 #include "base/python.h"

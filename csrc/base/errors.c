@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The exceptions, and where the errno of a verb becomes one.
+ * The exception types, and the conversion of a verb's errno to an exception.
  *
- * Every message says which verb failed, the text of the errno, what was asked for, and, where it is
+ * Each message names the verb that failed, the text of the errno, what was requested and, where
  * known, what to do about it.
  */
 
@@ -10,8 +10,9 @@
 #include "base/library.h"
 #include "base/lock.h"
 
-/* The docs begin with the signature, as in all other types: inspect.signature() finds it there.
- * `__doc__` is the rest; Python separates the two only for types that are made from a spec. */
+/* The docs begin with the signature, as those of the other types, for inspect.signature().
+ * `__doc__` is set to the rest, because Python separates the two only for types created from a
+ * spec. */
 #define SIGNATURE "(*args)\n--\n\n"
 
 static PyObject *new_exception(PyObject *module, const char *name, const char *doc, PyObject *base,
@@ -27,8 +28,8 @@ static PyObject *new_exception(PyObject *module, const char *name, const char *d
     return type;
 }
 
-/* DeviceRemovedError and BusyError are VerbsErrors, ClosedError is a ValueError, as for closed
- * files. */
+/* DeviceRemovedError and BusyError derive from VerbsError; ClosedError derives from ValueError,
+ * like the error of a closed file. */
 int cqn_errors_init(PyObject *module, cqn_state *st)
 {
     PyObject *dict = Py_BuildValue("{s:s,s:i,s:O}", "verb", "", "posted", 0, "bad_wr", Py_None);
@@ -78,7 +79,8 @@ int cqn_errors_init(PyObject *module, cqn_state *st)
                : -1;
 }
 
-/* type(err, message), with the verb's name as an attribute. */
+/* Returns type(err, message) with the verb's name as an attribute: a new reference, or NULL with an
+ * exception. */
 static PyObject *new_error(PyObject *type, int err, const char *verb, PyObject *message)
 {
     PyObject *exc = PyObject_CallFunction(type, "iO", err, message);
@@ -90,15 +92,15 @@ static PyObject *new_error(PyObject *type, int err, const char *verb, PyObject *
     return exc;
 }
 
-/* A verb returns its error, but some providers, such as libsiw, return it negated, or return -1 and
- * set errno. */
+/* Verbs return their errno, except that some providers, such as libsiw, return it negated, or
+ * return -1 and set errno. */
 int cqn_errno_of(int result)
 {
     return result >= 0 ? result : result == -1 && errno != 0 ? errno : -result;
 }
 
-/* The kernel and the providers use both errnos where something can't be done at all. 0 means that a
- * provider failed to make something and set no errno: the reason is unknown. */
+/* The kernel and the providers use both EOPNOTSUPP and ENOSYS for an unsupported operation. 0 means
+ * that a provider failed to create an object without setting errno. */
 static const char *text_of_errno(int err)
 {
     switch (err) {
@@ -111,14 +113,14 @@ static const char *text_of_errno(int err)
         return "Too many open files (this process has reached its limit, ulimit -n)";
     case ENFILE:
         return "Too many open files in system (its limit is sysctl fs.file-max)";
-    case EAGAIN: /* the kernel's answer if a cgroup has reached its limit */
+    case EAGAIN: /* also the kernel's error at the limit of a cgroup */
         return "Resource temporarily unavailable (perhaps by rdma.max of an rdma cgroup)";
     default:
         return strerror(err);
     }
 }
 
-/* Raises it, and steals it; NULL: an exception is already set. */
+/* Raises the exception and steals the reference; NULL: an exception is already set. */
 static void raise_error(PyObject *exc)
 {
     if (exc != NULL) {
@@ -127,9 +129,9 @@ static void raise_error(PyObject *exc)
     }
 }
 
-#define KERNELS_ENOTSUPP 524 /* not meant for programs, which have no name for it */
+#define KERNELS_ENOTSUPP 524 /* internal to the kernel: user space has no name for it */
 
-/* "verb: text of err: what was asked and what to do". */
+/* Returns the exception "verb: text of err: details", a new reference; NULL with an exception. */
 CQN_RARE static PyObject *new_verbs_error(cqn_state *st, int err, const char *verb,
                                           const char *format, va_list args)
 {
@@ -147,14 +149,13 @@ CQN_RARE static PyObject *new_verbs_error(cqn_state *st, int err, const char *ve
     if (message == NULL) {
         return NULL;
     }
-    /* The kernel answers every verb with EIO once a device was removed. */
+    /* The kernel fails every verb with EIO after the device was removed. */
     PyObject *exc = new_error(err == EIO ? st->DeviceRemovedError : st->VerbsError,
                               err ? err : ENOMEM, verb, message);
     Py_DECREF(message);
     return exc;
 }
 
-/* Raises VerbsError. Returns NULL, so that a caller can return it. */
 void *cqn_verbs_error(cqn_state *st, int err, const char *verb, const char *format, ...)
 {
     va_list args;
@@ -164,7 +165,6 @@ void *cqn_verbs_error(cqn_state *st, int err, const char *verb, const char *form
     return NULL;
 }
 
-/* The same of a post: how many requests were posted, and which was refused. */
 void *cqn_post_error(cqn_state *st, int err, const char *verb, size_t posted, PyObject *bad_wr,
                      const char *format, ...)
 {
@@ -182,7 +182,6 @@ void *cqn_post_error(cqn_state *st, int err, const char *verb, size_t posted, Py
     return NULL;
 }
 
-/* Raises BusyError with `message`, which it steals (NULL: an exception is already set). */
 void *cqn_busy_error(cqn_state *st, const char *verb, PyObject *message)
 {
     if (message != NULL) {
@@ -192,7 +191,6 @@ void *cqn_busy_error(cqn_state *st, const char *verb, PyObject *message)
     return NULL;
 }
 
-/* Clears the exception that is set, and returns it; or NULL. */
 PyObject *cqn_take_exception(void)
 {
 #if PY_VERSION_HEX >= 0x030C0000
@@ -212,7 +210,6 @@ PyObject *cqn_take_exception(void)
 #endif
 }
 
-/* Sets what cqn_take_exception() returned; none if that was NULL. */
 void cqn_put_exception(PyObject *exc)
 {
 #if PY_VERSION_HEX >= 0x030C0000
@@ -223,8 +220,7 @@ void cqn_put_exception(PyObject *exc)
 #endif
 }
 
-/* Puts the index of the item of a list before the text of a ValueError that was just raised. Other
- * exceptions are about more than that item. */
+/* Other exceptions are not about this item only, and are left alone. */
 void cqn_blame_item(Py_ssize_t i)
 {
     if (!PyErr_ExceptionMatches(PyExc_ValueError)) {
@@ -235,17 +231,17 @@ void cqn_blame_item(Py_ssize_t i)
     Py_DECREF(exc);
 }
 
-/* Such a request is not at fault, and its status does not say what is. */
+/* The status of a flushed work request does not show the cause. */
 #define WHY_FLUSHED                                                                         \
     ": the QP had moved to ERR, because an earlier request failed, or because its rdma_cm " \
     "connection ended (conn.error says how)"
 
-/* This status does, but several things lead to it. */
+/* REM_INV_REQ_ERR has several causes. */
 #define WHY_INVALID                                                                             \
     ": the peer's receive was too small for the message, its max_dest_rd_atomic for a read or " \
     "atomic, or the path MTU of its QP is another one"
 
-/* "RETRY_EXC_ERR, transport retry counter exceeded (vendor_err 0x81)". */
+/* Returns, for example, "RETRY_EXC_ERR, transport retry counter exceeded (vendor_err 0x81)". */
 static PyObject *describe_status(PyObject *wc, const struct ibv_wc *raw)
 {
     const char *const why = raw->status == IBV_WC_WR_FLUSH_ERR      ? WHY_FLUSHED
@@ -264,9 +260,9 @@ static PyObject *describe_status(PyObject *wc, const struct ibv_wc *raw)
     return text;
 }
 
-/* "SEND (wr_id 5)". A failed completion does not have the operation: that is NULL unless the one
- * that posted knows it. What cqnotify.aio chose itself, from 2**63 on, means nothing to the user.
- */
+/* Returns, for example, "SEND (wr_id 5)". A failed completion does not carry the operation, so
+ * `operation` is NULL unless the caller posted the work request. Generated wr_ids, from 2**63 on,
+ * are omitted: they mean nothing to the user. */
 static PyObject *describe_request(const char *operation, uint64_t wr_id)
 {
     const bool chosen_by_user = wr_id >> 63 == 0;
@@ -313,7 +309,6 @@ CQN_RARE static PyObject *new_completion_error(cqn_state *st, PyObject *wc,
     return exc;
 }
 
-/* Raises CompletionError, of an `operation` if its name is known; -1. */
 int cqn_completion_error(cqn_state *st, PyObject *wc, const struct ibv_wc *raw,
                          const char *operation)
 {
@@ -321,9 +316,8 @@ int cqn_completion_error(cqn_state *st, PyObject *wc, const struct ibv_wc *raw,
     return -1;
 }
 
-/* A callback has no caller of its own, so its Exception is reported. Other exceptions, such as
- * KeyboardInterrupt, are meant for the program: the first is kept, to be raised when everything
- * else is done. */
+/* An Exception of a callback is reported, since a callback has no caller. Other exceptions, such as
+ * KeyboardInterrupt, are meant for the program: the first one is kept, and raised at the end. */
 void cqn_callback_failed(PyObject *callback, PyObject **interrupt)
 {
     if (*interrupt == NULL && !PyErr_ExceptionMatches(PyExc_Exception)) {
@@ -334,7 +328,7 @@ void cqn_callback_failed(PyObject *callback, PyObject **interrupt)
     }
 }
 
-/* Raises what was kept, and steals it; an exception that is set becomes its context. */
+/* An exception that is already set becomes the context of the interrupt. */
 int cqn_raise_interrupt(PyObject *interrupt)
 {
     PyObject *set = cqn_take_exception(), *context = PyException_GetContext(interrupt);

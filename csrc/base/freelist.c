@@ -1,20 +1,21 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Memory of objects that were dropped, for the next ones of their type: a task that awaits makes
- * and drops a request for each message. Kept memory refers to nothing, and the garbage collector
- * does not know it; nor does it count it as new when it is used again.
+ * Freelists: memory of deallocated objects for new ones of the same type, because each message that
+ * a task awaits creates and drops an Awaitable. Memory on a freelist holds no references and is
+ * unknown to the garbage collector, and its reuse does not count as an allocation there.
  */
 
 #include "base/freelist.h"
 
-/* The GIL guards them; without one, objects are deallocated under no lock. */
+/* The GIL guards the lists; without a GIL objects are deallocated under no lock, so nothing is
+ * kept. */
 #ifdef Py_GIL_DISABLED
 #define KEPT 0
 #else
 #define KEPT CQN_FREELIST_SIZE
 #endif
 
-/* AddressSanitizer reports the use of an object that was dropped, even while its memory is kept. */
+/* AddressSanitizer reports accesses to an object on a freelist. */
 #ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/asan_interface.h>
 #else
@@ -22,7 +23,7 @@
 #define ASAN_UNPOISON_MEMORY_REGION(addr, size) ((void)(addr), (void)(size))
 #endif
 
-/* The latest first: it is most likely still in the cache. */
+/* The newest entry comes first: it is most likely still in the cache. */
 static PyObject *pop(cqn_freelist *list)
 {
     PyObject *op = list->kept[--list->len];
@@ -30,7 +31,7 @@ static PyObject *pop(cqn_freelist *list)
     return op;
 }
 
-/* As tp_alloc(): zeroed, and known to the collector. */
+/* Zeroed and tracked, as tp_alloc() returns it. */
 PyObject *cqn_freelist_alloc(cqn_freelist *list, PyTypeObject *type)
 {
     if (list->len == 0) {
@@ -43,14 +44,14 @@ PyObject *cqn_freelist_alloc(cqn_freelist *list, PyTypeObject *type)
     return op;
 }
 
-/* The collector takes types, modules and objects apart in any order when the interpreter ends: the
- * list is part of the module's state, and the type no longer refers to the module. */
+/* At the end of the interpreter the collector clears types, modules and objects in any order. The
+ * list is part of the module's state, which is gone once the type no longer refers to the
+ * module. */
 static bool are_gone(PyTypeObject *type)
 {
     return ((PyHeapTypeObject *)type)->ht_module == NULL;
 }
 
-/* As tp_free(), for an object that the collector has not finalized. */
 void cqn_freelist_free(cqn_freelist *list, PyObject *op)
 {
     if (are_gone(Py_TYPE(op)) || list->over || list->len == KEPT) {
@@ -62,7 +63,6 @@ void cqn_freelist_free(cqn_freelist *list, PyObject *op)
     list->kept[list->len++] = op;
 }
 
-/* Before the type goes. */
 void cqn_freelist_clear(cqn_freelist *list)
 {
     list->over = true;

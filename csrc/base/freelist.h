@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Memory of objects that were dropped, for the next ones of their type. */
+/* Freelists: memory of deallocated objects for new ones of the same type. */
 #ifndef CQN_FREELIST_H
 #define CQN_FREELIST_H
 
@@ -9,17 +9,18 @@
 
 typedef struct {
     PyObject *kept[CQN_FREELIST_SIZE];
-    size_t len, size; /* the size is of each */
+    size_t len, size; /* `size` is the size of one object */
     bool over;
 } cqn_freelist;
 
-/* As tp_alloc(), from memory that was kept if there is some. */
+/* Like tp_alloc(), with memory of the list if it has any. */
 PyObject *cqn_freelist_alloc(cqn_freelist *list, PyTypeObject *type);
 
-/* As tp_free(), for an object without references of its own: its memory is kept, or freed. */
+/* Like tp_free(): keeps the memory of an object that holds no references any more, or frees it. The
+ * collector must not have finalized the object. */
 void cqn_freelist_free(cqn_freelist *list, PyObject *op);
 
-/* Frees what is kept, and keeps no more: the type is about to go. */
+/* Frees the list for good; called before its type is deallocated. */
 void cqn_freelist_clear(cqn_freelist *list);
 
 #endif

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * libibverbs: finding it, and its functions under the names that <infiniband/verbs.h> declares.
+ * libibverbs: loading it, and its functions under the names declared in <infiniband/verbs.h>.
  *
- * The core is not linked with it. Instead each function is defined here, hidden, and calls the
- * library's: so calls look as in any program, also those in the header's inline functions. A
- * call costs one jump, as through the table of the linker.
+ * The core is not linked with libibverbs. Each function is defined here instead, hidden, and calls
+ * the library's. So calls look as in any program, even in the header's inline functions, and cost
+ * one jump, as through the linker's table.
  *
- * A function is looked up as the linker would: first in what the program has preloaded or is itself
- * linked with, then in the library, in both in the default version, as dlsym(3) does.
+ * A function is looked up as the linker would: first among preloaded libraries and those that the
+ * program is linked with, then in libibverbs; in the default version, as dlsym(3) does.
  *
- * The library is never unloaded, and one for all interpreters. The pointers are written before any
- * object exists, and not afterwards.
+ * The library is never unloaded, and all interpreters share it. The pointers are written before any
+ * object exists, and never afterwards.
  */
 
 #include <Python.h>
@@ -22,15 +22,15 @@
 #include "base/library.h"
 #include "base/observer.h"
 
-/* In the header these are macros around the functions, and two have a third name between. */
+/* The header defines macros around these functions, and two of them go through a third name. */
 #undef ibv_get_device_list
 #undef ibv_query_port
 #undef ibv_reg_mr
 
 /* clang-format off */
 
-/* Those of any libibverbs since 1.1.6, which is older than rdma-core: F(result, name, parameters,
- * arguments). */
+/* The functions of any libibverbs since 1.1.6, which is older than rdma-core: F(result, name,
+ * parameters, arguments). */
 #define FUNCTIONS(F) \
     F(struct ibv_device **, ibv_get_device_list, (int *n), (n)) \
     F(const char *, ibv_get_device_name, (struct ibv_device *device), (device)) \
@@ -92,15 +92,15 @@
     F(const char *, ibv_wc_status_str, (enum ibv_wc_status status), (status)) \
     F(const char *, ibv_event_type_str, (enum ibv_event_type type), (type))
 
-/* The same without a result: F(name, parameters, arguments). */
+/* Functions without a result: F(name, parameters, arguments). */
 #define PROCEDURES(F) \
     F(ibv_free_device_list, (struct ibv_device **list), (list)) \
     F(ibv_ack_async_event, (struct ibv_async_event *event), (event)) \
     F(ibv_ack_cq_events, (struct ibv_cq *cq, unsigned int n), (cq, n))
 
-/* Later ones, each with the rdma-core that brought it and the verb that needs it: without it the
- * verb fails with ENOSYS, and everything else works. F(since, verb, what it returns then, result,
- * name, parameters, arguments). */
+/* Newer functions, each with the rdma-core release that introduced it and the verb that needs it.
+ * If the library lacks one, its verb fails with ENOSYS and everything else works. F(since, verb,
+ * result without the function, result type, name, parameters, arguments). */
 #define LATER_FUNCTIONS(F) \
     F(17, "ibv_rereg_mr", -1, \
       int, ibv_rereg_mr, \
@@ -157,8 +157,8 @@ static struct {
     LATER_FUNCTIONS(POINTER_3)
 } library;
 
-/* The names in the same order, each with its end, and one more at the end of all. Text in one
- * piece needs no relocations. */
+/* The names in the same order, each terminated, with one more terminator at the end. One string
+ * needs no relocations. */
 #define NAME(result, name, parameters, arguments) #name "\0"
 #define NAME_2(name, parameters, arguments) #name "\0"
 #define NAME_3(since, verb, without, result, name, parameters, arguments) #name "\0"
@@ -192,7 +192,7 @@ LATER_FUNCTIONS(CALL_3)
 
 /* ---- forks ---- */
 
-/* Calls hold it for reading, a fork for writing. */
+/* Read-locked by calls, write-locked by a fork. */
 static pthread_rwlock_t calls = PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP;
 static bool fork_has_it;
 
@@ -206,7 +206,7 @@ void cqn_library_leave(void)
     pthread_rwlock_unlock(&calls);
 }
 
-/* The forking thread has the GIL, so its wait is bounded: a driver can hang. */
+/* The wait is limited, because the forking thread holds the GIL and a driver can hang. */
 static void before_fork(void)
 {
     struct timespec end;
@@ -232,7 +232,7 @@ static void after_fork_in_child(void)
 static pthread_mutex_t load_lock = PTHREAD_MUTEX_INITIALIZER;
 static bool is_loaded;
 static void *handle;
-static char release[32]; /* " (rdma-core 44.0)", if the name of its file has it */
+static char release[32]; /* " (rdma-core 44.0)", or empty if the file name has no release */
 
 static void *find(const char *function)
 {
@@ -240,7 +240,8 @@ static void *find(const char *function)
     return found != NULL ? found : dlsym(handle, function);
 }
 
-/* The file is called libibverbs.so.1.14.44.0, after the newest of its versions and rdma-core. */
+/* The file is called libibverbs.so.1.14.44.0, for example: the newest symbol version, then
+ * rdma-core's release. */
 static void find_release(void)
 {
     Dl_info info;
@@ -256,10 +257,10 @@ static void find_release(void)
     free(path);
 }
 
-/* Returns the name of a required function that the library lacks, or NULL. */
+/* Returns the name of a required function that the library lacks, or NULL. `handle` is open. */
 static const char *find_functions(void)
 {
-    void **pointer = (void **)&library; /* a struct of pointers only, in the order of the names */
+    void **pointer = (void **)&library; /* only pointers, in the order of the names */
     for (const char *name = names; *name != 0; name += strlen(name) + 1, pointer++) {
         *pointer = find(name);
         if (*pointer == NULL && name < names + REQUIRED_SIZE) {
@@ -315,7 +316,7 @@ void *cqn_library_find(const char *function)
     return find(function);
 }
 
-/* The last of the table. */
+/* The newer functions are the last entries of the table. */
 static void *const *later_pointer(size_t i)
 {
     return (void *const *)(&library + 1) - Py_ARRAY_LENGTH(later) + i;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* libibverbs, which is loaded when a device is first asked for: so the core can be installed and
- * imported where it is missing, and works with older ones than those that it was built with. */
+/* libibverbs, loaded on first use of a device. The core can therefore be installed and imported on
+ * machines without the library, and works with older releases than the one it was built with. */
 #ifndef CQN_LIBRARY_H
 #define CQN_LIBRARY_H
 
@@ -8,27 +8,27 @@
 
 #define CQN_LIBIBVERBS "libibverbs.so.1"
 
-/* For a function that runs rarely: once, or when something fails, or before a call that takes the
- * kernel far longer. It is compiled for size. */
+/* Marks a function that rarely runs: once, only after a failure, or before a much slower system
+ * call. It is compiled for size. */
 #define CQN_RARE __attribute__((cold))
 
-enum { CQN_WHY = 1024 }; /* the size of a reason, in bytes */
+enum { CQN_WHY = 1024 }; /* size of an error text, in bytes */
 
-/* Loads the library if it was not loaded, which must come before the first verb. Returns 0, or an
- * errno with the reason: ELIBACC if it is missing, with the package that has it. */
+/* Loads the library unless it is loaded; required before the first verb. Returns 0, or an errno and
+ * its reason: ELIBACC if the library is missing, with the name of its package. */
 int cqn_library_load(char why[CQN_WHY]);
 
-/* A function of the library that was loaded, which the core can do without; or NULL. In a build for
- * tests a macro of that name goes before it, see faults/replaced_calls.h. */
+/* Returns an optional function of the loaded library, or NULL. A build for tests replaces it by a
+ * macro of this name, see faults/replaced_calls.h. */
 void *(cqn_library_find)(const char *function);
 
-/* Around what takes locks that a whole library has: a fork waits until no thread is in between,
- * since its child would have the locks for ever. In between no Python code runs, nor is the GIL
- * waited for. errno stays as it is. */
+/* Brackets for calls that take locks of the whole library. A fork waits for up to a second until no
+ * thread is inside, since the child would find the locks taken forever. Inside, no Python code runs
+ * and no thread waits for the GIL. Both functions leave errno alone. */
 void cqn_library_enter(void);
 void cqn_library_leave(void);
 
-/* Whether the library is too old for a verb, and the reason for that. */
+/* Returns whether the library is too old for a verb, and fills in the reason. */
 bool cqn_library_lacks(const char *verb, char why[CQN_WHY]);
 
 #endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The lock of lock.h, and its state in a forked child. It has no owner: all interpreters of the
- * process share it. */
+/* The lock of lock.h, and its state in a forked child. All interpreters of the process share it. */
 
 #include "base/lock.h"
 
@@ -15,8 +14,8 @@ uint8_t cqn_next_half(void)
     return next_half++ % CQN_HALVES;
 }
 
-/* CPython forks when no other thread runs, so no thread is in a section; but a half may have been
- * handed to a thread that waited for it, and that the child does not have. */
+/* CPython forks while no other thread runs, so no thread is inside a section. A half may still have
+ * been handed to a waiting thread that does not exist in the child. */
 static void free_in_child(void)
 {
     for (int i = 0; i < CQN_HALVES; i++) {
@@ -26,7 +25,7 @@ static void free_in_child(void)
     }
 }
 
-/* For each interpreter that imports the module; doing it again is harmless. */
+/* Called by each interpreter that imports the module; a repeated registration is harmless. */
 int cqn_lock_init(void)
 {
     errno = pthread_atfork(NULL, NULL, free_in_child);

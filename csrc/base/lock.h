@@ -1,52 +1,49 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The lock that takes the GIL's place where there is none.
+ * The lock that replaces the GIL on a free-threaded Python.
  *
- * On a free-threaded Python every function that Python calls, except those that
- * touch nothing that changes, begins with CQN_LOCKED: until it returns it holds a
- * lock that all of the core shares. As with the GIL, one thread at a time is in the
- * core, and a thread that releases the GIL (Py_BEGIN_ALLOW_THREADS) or waits for
- * something in CPython lets go of the lock meanwhile: it is a critical section.
- * So one set of rules holds for both, and comments say "the GIL" for either.
+ * On a free-threaded Python each function that Python calls begins with CQN_LOCKED, unless it only
+ * reads what never changes. Until the function returns it holds a lock shared by the whole core. As
+ * with the GIL, one thread at a time is in the core. The lock is a critical section: a thread that
+ * releases the GIL (Py_BEGIN_ALLOW_THREADS), or waits for something in CPython, releases the lock
+ * meanwhile. So the same rules hold for both, and comments say "the GIL" for either.
  *
- * The lock has two halves, and each context has one of them, as has all that is made
- * on it. What posts, polls, arms and acknowledges begins with CQN_HALF_LOCKED, and
- * holds only the half of its object: so two such calls, on contexts of different
- * halves, run at the same time. All other functions exclude both. A call under a half
- * may write to what belongs to its context, and to nothing else; what all contexts
- * share it only reads. docs/internals.md has the design.
+ * The lock has two halves. Each context has one of them, shared with all objects created on it.
+ * Functions that post, poll, arm and acknowledge begin with CQN_HALF_LOCKED and hold only the half
+ * of their object, so two such calls run at the same time if their contexts have different halves.
+ * All other functions exclude both. A call that holds a half may write only to what belongs to its
+ * context; it may read what all contexts share. docs/internals.md has the design.
  *
- * What differs:
+ * Differences from the GIL:
  *
- *   - the core's lock does not stop the user's threads: a list or a dict that is read
- *     more than once is read in a copy, see cqn_freeze() and cqn_dict_copy();
- *   - the last reference to an object can go in another thread at any time, which
- *     then waits in cqn_dealloc() for the lock. A thread that comes to an object by a
- *     pointer that holds no reference gets one by cqn_try_ref_object() alone;
- *   - the holder of a lock is never preempted for another thread, as the holder of the
- *     GIL is. So code of unknown length is called by CQN_UNLOCKED().
+ *   - the core's lock does not stop the user's threads: a list or dict that is read more than once
+ *     is read in a copy, see cqn_freeze() and cqn_dict_copy();
+ *   - another thread can release the last reference to an object at any time, and then waits for
+ *     the lock in cqn_dealloc(). Code that reaches an object by a pointer without a reference gets
+ *     one only by cqn_try_ref_object();
+ *   - the holder of the lock is never asked to give it up, unlike the holder of the GIL. So code
+ *     of unknown duration is called by CQN_UNLOCKED().
  *
- * With a GIL all of it is nothing.
+ * With a GIL all of this compiles to nothing.
  */
 #ifndef CQN_LOCK_H
 #define CQN_LOCK_H
 
 #include "base/python.h"
 
-/* ---- arguments that others may change ---- */
+/* ---- arguments that other threads may change ---- */
 
 static inline void cqn_drop(PyObject *const *copy)
 {
     Py_XDECREF(*copy);
 }
-/* Declares what cqn_freeze() and cqn_freeze_keywords() fill in. The function owns it until it
- * returns. */
+/* Declares the owner of a copy that cqn_freeze() or cqn_freeze_keywords() makes; it is released
+ * when the function returns. */
 #define CQN_COPY __attribute__((cleanup(cqn_drop))) PyObject *
 
 /* Copies the keywords of a call, even with a GIL. The dict can be the user's own, for example one
- * that was passed to _thread.start_new_thread(): then any code that runs before the function
- * returns (a conversion, the garbage collector) can empty it, which drops the values that were
- * read. */
+ * passed to _thread.start_new_thread(). Code that runs during the function (a conversion, the
+ * garbage collector) could empty it, and so release the values that were already read. */
 static inline int cqn_freeze_keywords(PyObject **kwargs, PyObject **copy)
 {
     if (*kwargs != NULL) {
@@ -55,7 +52,7 @@ static inline int cqn_freeze_keywords(PyObject **kwargs, PyObject **copy)
     return *kwargs == NULL && PyErr_Occurred() ? -1 : 0;
 }
 
-/* Makes a tuple of a list, without a GIL: another thread could change the list. */
+/* Without a GIL, replaces a list by a tuple, because another thread could change the list. */
 static inline int cqn_freeze(PyObject **value, PyObject **copy)
 {
 #ifdef Py_GIL_DISABLED
@@ -80,23 +77,23 @@ static inline int cqn_freeze(PyObject **value, PyObject **copy)
 
 #define cqn_enable_try_ref PyUnstable_EnableTryIncRef
 
-/* PyUnstable_TryIncRef() knows an object that is being deallocated by its merged count. A finalizer
- * that runs then, such as __del__, gives the object back to its thread, with a local count that
- * drops to 0 and that the call accepts in this thread. */
+/* PyUnstable_TryIncRef() recognises a dying object by its merged count. A finalizer such as __del__
+ * gives the object back to its thread, with a local count; after that has dropped to 0 the call
+ * would accept the object in this thread. */
 static inline int cqn_try_ref_object(PyObject *op)
 {
     return (Py_REFCNT(op) > 0 || !PyObject_GC_IsFinalized(op)) && PyUnstable_TryIncRef(op);
 }
 
-/* lock.c. A critical section takes at most two mutexes again after the GIL was released, so the
- * lock has no more than two halves. */
+/* CPython locks at most two mutexes of a critical section again after the GIL was released, so the
+ * lock cannot have more than two halves. Defined in lock.c. */
 #define CQN_HALVES 2
 typedef struct {
     _Alignas(64) PyMutex mutex; /* in a cache line of its own */
 } cqn_half;
 extern cqn_half cqn_halves[CQN_HALVES];
 
-/* The halves that a thread has locked, outside of CQN_UNLOCKED(). */
+/* The halves that a thread holds, outside of CQN_UNLOCKED(). */
 typedef struct {
     uint8_t halves; /* bits 1 << half */
     bool all;       /* the innermost section holds both */
@@ -105,8 +102,7 @@ extern _Thread_local cqn_locks cqn_locks_held;
 
 int cqn_lock_init(void);
 
-/* The half of a new context: each one gets the other half than the one before. The caller holds the
- * lock. */
+/* Returns the half of a new context: the halves alternate. The caller holds the lock. */
 uint8_t cqn_next_half(void);
 
 typedef struct {
@@ -118,9 +114,9 @@ typedef struct {
     cqn_locks outside;
 } cqn_section;
 
-/* Whether the thread's innermost section holds both halves: it would have to be suspended before
- * they could be locked again. CPython does not begin a section on one mutex which the innermost
- * holds. */
+/* Returns whether the thread's innermost section holds both halves. If so, beginning another
+ * section on both would suspend it. CPython does not begin a section on a mutex that the innermost
+ * one holds, which the probe detects. */
 static inline bool cqn_holds_all(void)
 {
     PyCriticalSection probe;
@@ -133,8 +129,8 @@ static inline bool cqn_holds_all(void)
     return holds;
 }
 
-/* At the end of the interpreter one thread is left, which must not wait: the lock can have been
- * handed to a thread that never comes back. */
+/* At the end of the interpreter one thread is left, and it must not wait: the lock can have been
+ * handed to a thread that never runs again. */
 static inline void cqn_begin_section(cqn_section *self)
 {
     self->outside = cqn_locks_held;
@@ -183,17 +179,16 @@ static inline void cqn_end_section(cqn_section *self)
     cqn_section locked __attribute__((cleanup(cqn_end_section))); \
     cqn_begin_half(&locked, CQN_OBJ(object)->half)
 
-/* In a function that began with CQN_HALF_LOCKED: lets go of the half, and holds the lock from here
- * on. Others may have been in the core in between. False with ClosedError: the object is closed. */
+/* In a function that began with CQN_HALF_LOCKED: releases the half and takes the whole lock. Other
+ * threads may have been in the core in between. False with ClosedError if the object is closed. */
 #define CQN_LOCK_ALL(object) \
     (cqn_end_section(&locked), cqn_begin_section(&locked), cqn_open(CQN_OBJ(object)) != NULL)
 
-/* Whether the caller holds the whole lock. */
+/* Whether the caller holds both halves. */
 #define CQN_HOLDS_ALL (cqn_locks_held.all)
 
-/* Releasing the GIL suspends all sections that this thread is in, and taking it
- * resumes the innermost. If that is on a mutex of our own, the others wait for
- * its end. */
+/* Releasing the GIL suspends all sections of this thread; taking it resumes only the innermost one.
+ * Here that is a section on a private mutex, and the others resume when it ends. */
 #define CQN_UNLOCKED(call)                                \
     do {                                                  \
         PyMutex nobodys = {0};                            \
@@ -237,11 +232,11 @@ static inline int cqn_try_ref_object(PyObject *op)
 
 /* ---- calls of Python code ---- */
 
-/* Calls a method, which can run any code, without the lock. `argument` may be NULL; it is no tuple.
- * NULL with an exception. */
+/* Calls a method without the lock; it can run arbitrary code. `argument` may be NULL, and is not a
+ * tuple. Returns a new reference, or NULL with an exception. */
 PyObject *cqn_call_method(PyObject *op, const char *method, PyObject *argument);
 
-/* The same without the result: 0, or -1 with an exception. */
+/* The same, without the result. Returns 0, or -1 with an exception. */
 int cqn_do_method(PyObject *op, const char *method, PyObject *argument);
 
 /* ---- the references of an object ---- */
@@ -249,7 +244,7 @@ int cqn_do_method(PyObject *op, const char *method, PyObject *argument);
 /* Adds n references. */
 static inline void cqn_refs_add(PyObject *op, size_t n)
 {
-#if defined(Py_GIL_DISABLED) || defined(Py_REF_DEBUG) /* which counts those of all objects */
+#if defined(Py_GIL_DISABLED) || defined(Py_REF_DEBUG) /* the latter also keeps a total */
     for (size_t i = 0; i < n; i++) {
         Py_INCREF(op);
     }
@@ -258,16 +253,16 @@ static inline void cqn_refs_add(PyObject *op, size_t n)
 #endif
 }
 
-/* The record of an object's references besides their count. Guarded by the GIL. */
+/* State of an object's references beside their count. Guarded by the GIL. */
 typedef struct {
-    bool dying; /* it is being deallocated: no new reference can save it */
+    bool dying; /* being deallocated: a new reference cannot save it */
 #ifdef Py_GIL_DISABLED
-    size_t deferred; /* references in a chain, to be dropped; see cqn_decref_later() */
+    size_t deferred; /* references to be released by a chain; see cqn_decref_later() */
 #endif
 } cqn_refs;
 
-/* Whether it may be in use, for a check that takes no reference. Without a GIL only cqn_refs.dying
- * shows it: another thread can drop the last reference at any moment. */
+/* Returns whether the object may be alive, for checks that take no reference. Without a GIL only
+ * cqn_refs.dying shows this, since another thread can release the last reference at any moment. */
 static inline bool cqn_refs_may_live(const cqn_refs *refs, PyObject *op)
 {
 #ifdef Py_GIL_DISABLED
@@ -278,10 +273,11 @@ static inline bool cqn_refs_may_live(const cqn_refs *refs, PyObject *op)
 #endif
 }
 
-/* Drops n references that the caller owns, except those that could deallocate the object: then it
- * returns true, and the caller must put the object into its chain, for cqn_refs_drop_deferred().
- * With a GIL that is the last reference. Without one it may be any, since the others can go
- * meanwhile: all are deferred, and the object is in the chain once. */
+/* Releases n references owned by the caller, except the ones whose release could deallocate the
+ * object. If there are any, it returns true, and the caller must put the object into its chain for
+ * cqn_refs_drop_deferred(). With a GIL that is the last reference. Without one it can be any, since
+ * other threads release theirs meanwhile: all n are deferred, and the object is in the chain
+ * once. */
 static inline bool cqn_refs_defer(cqn_refs *refs, PyObject *op, size_t n)
 {
 #ifdef Py_GIL_DISABLED
@@ -292,7 +288,7 @@ static inline bool cqn_refs_defer(cqn_refs *refs, PyObject *op, size_t n)
 #else
     (void)refs;
     const Py_ssize_t left = Py_REFCNT(op) - (Py_ssize_t)n;
-#ifdef Py_REF_DEBUG /* which also counts the references of the interpreter */
+#ifdef Py_REF_DEBUG /* which also keeps a total for the interpreter */
     for (Py_ssize_t i = left > 0 ? 0 : 1; i < (Py_ssize_t)n; i++) {
         Py_DECREF(op);
     }
@@ -313,7 +309,7 @@ static inline void cqn_refs_drop_deferred(cqn_refs *refs, PyObject *op)
 #else
     (void)refs;
 #endif
-    Py_DECREF(op); /* the last, and the object may be gone */
+    Py_DECREF(op); /* the last one: the object may be gone now */
 }
 
 #endif

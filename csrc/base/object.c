@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-/* What owns a handle: its creation, who uses whom, and calls that work on it without the GIL.
- * object.h states the rules; closing is in close.c. */
+/* Objects that own a handle: their creation, the links between users and used objects, and calls
+ * without the GIL. object.h states the rules; closing is in close.c. */
 
 #include "base/library.h"
 #include "base/object.h"
 
-/* ---- making ---- */
+/* ---- creation ---- */
 
 void *cqn_new_left(PyTypeObject *type, const cqn_kind *kind)
 {
@@ -18,14 +18,15 @@ void *cqn_new_left(PyTypeObject *type, const cqn_kind *kind)
     return self;
 }
 
-/* It can run any code: check the used objects again after it. */
+/* Runs arbitrary code if the allocation runs the garbage collector, so the used objects are checked
+ * after it. */
 void *cqn_new(PyTypeObject *type, const cqn_kind *kind, cqn_object *const *uses, size_t n)
 {
     cqn_object *self = cqn_new_left(type, kind);
     if (self == NULL) {
         return NULL;
     }
-    if (n == 0) { /* a forked child owns what it makes itself */
+    if (n == 0) { /* a forked child owns the objects that it creates */
         cqn_state_new_epoch(self->state);
     }
 #ifdef Py_GIL_DISABLED
@@ -33,7 +34,7 @@ void *cqn_new(PyTypeObject *type, const cqn_kind *kind, cqn_object *const *uses,
 #endif
     self->epoch = *self->state->epoch;
     for (size_t i = 0; i < n; i++) {
-        /* The allocation can have run the garbage collector, and so any code. */
+        /* the allocation may have closed it */
         if (cqn_open(uses[i]) == NULL) {
             Py_DECREF(self);
             return NULL;
@@ -44,10 +45,10 @@ void *cqn_new(PyTypeObject *type, const cqn_kind *kind, cqn_object *const *uses,
     return self;
 }
 
-/* ---- lists, and who uses whom ---- */
+/* ---- lists, users and used objects ---- */
 
-/* The entries of an object are in the object, one for each that it uses: listing needs no memory.
- */
+/* The entries are part of the object, one for each object that it uses, so listing allocates
+ * nothing. */
 static void add_dependent(cqn_object *self, size_t slot)
 {
     cqn_dependent **latest = &self->uses[slot]->latest[self->kind->rank];
@@ -69,7 +70,7 @@ static void remove_dependent(cqn_object *self, size_t slot)
     }
 }
 
-/* At the end of the list of its rank, so that each list is in the order of creation. */
+/* Appends to the list of the object's rank, which keeps the order of creation. */
 static void enlist_object(cqn_object *self, cqn_context *ctx)
 {
     cqn_object **first = &ctx->first[self->kind->rank], **last = &ctx->last[self->kind->rank];
@@ -80,7 +81,7 @@ static void enlist_object(cqn_object *self, cqn_context *ctx)
     *last = self;
 }
 
-/* A context is in the list of the module. */
+/* Contexts are in the module's list. */
 static void enlist_context(cqn_object *self)
 {
     cqn_object **first = &self->state->contexts;
@@ -204,7 +205,7 @@ bool cqn_is_ending(void)
 
 /* ---- calls without the GIL ---- */
 
-/* All sleepers check: they may wait for different objects. */
+/* Wakes all sleepers, because they may wait for different objects. */
 void cqn_wake_idle(cqn_state *st)
 {
     pthread_mutex_lock(&st->idle_lock);
@@ -212,8 +213,8 @@ void cqn_wake_idle(cqn_state *st)
     pthread_mutex_unlock(&st->idle_lock);
 }
 
-/* Sleeps until some call has left some object. The lock is taken before the
- * GIL is released, and cqn_wake_idle() holds both: no wake-up can be missed. */
+/* The mutex is locked before the GIL is released, and cqn_wake_idle() runs with both, so no wake-up
+ * is missed. */
 void cqn_wait_until_left(cqn_state *st)
 {
     st->idle_sleepers++;

@@ -2,20 +2,20 @@
 /*
  * The common head of all objects that own a handle of the device.
  *
- * It carries the rules of lifetime, which object.c and close.c implement once for all types:
+ * object.c and close.c implement the rules of lifetime once for all types:
  *
- *   - an object holds what it needs (`uses`) strongly; it knows its own users,
- *     and a context all that was made on it, weakly;
- *   - a handle has one owner at any instant: to destroy it is to take it out
- *     of the object first, then to release the GIL, then to call the verb;
- *   - an object that others use, or that work requests in flight need, can't
- *     be closed; only a context closes everything below it;
+ *   - an object holds strong references to the objects that it uses (`uses`). It knows its users
+ *     weakly, and a context likewise knows all objects created on it;
+ *   - a handle has one owner at any instant: it is taken out of the object first, then the GIL is
+ *     released, then the verb that destroys it is called;
+ *   - an object with users, or needed by work requests in flight, cannot be closed; only a context
+ *     closes everything below it;
  *   - in a forked child every handle of the parent is dead.
  *
- * All fields are guarded by the GIL (the core's lock on free-threaded builds, see lock.h); only
- * `closing` is atomic, and may be read without it. A call that releases the GIL while it works with
- * a handle enters the object before and leaves it after (cqn_enter(), cqn_leave()), mostly by
- * CQN_IN_KERNEL.
+ * All fields are guarded by the GIL (the core's lock on free-threaded builds, see lock.h), except
+ * `closing`, which is atomic and may be read without it. A call that releases the GIL while it
+ * works with a handle enters the object before and leaves it after (cqn_enter(), cqn_leave()),
+ * usually by CQN_IN_KERNEL.
  */
 #ifndef CQN_OBJECT_H
 #define CQN_OBJECT_H
@@ -27,23 +27,23 @@ typedef struct cqn_object cqn_object;
 typedef struct cqn_dependent cqn_dependent;
 typedef struct cqn_context cqn_context;
 
-/* How the types differ in a close: the functions that close.c calls. Those that a type does not
- * need are NULL, except destroy and clear. The order of the ranks is the order in which a context
- * closes what is left open: flows, then queue pairs, and then queues of receives only, since the
- * work requests on them pin memory regions and address handles. */
+/* The functions of a type that close.c calls. Unused ones are NULL; every type has destroy and
+ * clear. A context closes its open objects in the order of their
+ * ranks: flows, then queue pairs, then receive queues (SRQs, WQs), because work requests on these
+ * pin memory regions and address handles. */
 typedef struct {
-    const char *name;         /* for messages */
-    const char *destroy_verb; /* for messages */
+    const char *name;         /* for error messages */
+    const char *destroy_verb; /* for error messages */
     int rank;
-    bool closes_with_parent;      /* and does not keep it open */
-    const char *pinned_by;        /* other objects that pin it, for messages; or NULL: requests */
-    int (*destroy)(void *handle); /* without the GIL; 0 or an errno */
-    void (*before_destroy)(cqn_object *); /* handle still set; may be undone */
-    void (*destroy_failed)(cqn_object *); /* it stays open */
-    void (*after_destroy)(cqn_object *);  /* with the GIL, for good */
-    /* The last step, which runs callbacks; see cqn_callback_failed(). */
+    bool closes_with_parent;              /* it does not keep its parent open */
+    const char *pinned_by;                /* objects that pin it; NULL: work requests */
+    int (*destroy)(void *handle);         /* without the GIL; returns 0 or an errno */
+    void (*before_destroy)(cqn_object *); /* handle is still set; may be undone */
+    void (*destroy_failed)(cqn_object *); /* the object stays open */
+    void (*after_destroy)(cqn_object *);  /* with the GIL; final */
+    /* The last step; runs callbacks, see cqn_callback_failed(). */
     void (*notify_closed)(cqn_object *, PyObject **interrupt);
-    void (*before_cascade)(cqn_object *); /* before all that uses it is closed, one by one */
+    void (*before_cascade)(cqn_object *); /* before its users are closed, one by one */
     int (*clear)(PyObject *);             /* the type's own tp_clear */
 } cqn_kind;
 
@@ -59,7 +59,7 @@ enum {
 
 #define CQN_MAX_USES 4
 
-/* An entry in the list of the dependents of an object, those that use it. */
+/* An entry in the list of an object's dependents, the objects that use it. */
 struct cqn_dependent {
     cqn_object *user;
     cqn_dependent *newer, *older;
@@ -69,65 +69,67 @@ struct cqn_object {
     PyObject_HEAD
     cqn_state *state;
     const cqn_kind *kind;
-    uint32_t epoch;       /* in which it was made; 0: it stayed elsewhere, see cqn_new_left() */
-    uint32_t in_use;      /* calls that work on it without the GIL */
-    void *handle;         /* NULL: closed, or being closed */
-    cqn_context *context; /* borrowed: `uses` keeps it alive; or NULL */
-    cqn_object *uses[CQN_MAX_USES];           /* strong; the first NULL ends it */
-    cqn_dependent as_dependent[CQN_MAX_USES]; /* its entry in the list of each, while listed */
-    cqn_object *prev, *next; /* the context's list of its rank, or that of contexts; weak */
-    uint64_t serial;         /* rises with each that the context lists */
+    uint32_t epoch;                           /* epoch of its creation; 0: see cqn_new_left() */
+    uint32_t in_use;                          /* calls that work on it without the GIL */
+    void *handle;                             /* NULL: closed, or being closed */
+    cqn_context *context;                     /* borrowed, kept alive by `uses`; or NULL */
+    cqn_object *uses[CQN_MAX_USES];           /* strong; ends at the first NULL */
+    cqn_dependent as_dependent[CQN_MAX_USES]; /* its entry in each one's list, while listed */
+    cqn_object *prev,
+        *next;       /* in the context's list of its rank, or the state's of contexts; weak */
+    uint64_t serial; /* order of creation on the context */
     cqn_dependent *latest[CQN_RANKS]; /* open objects that use this one, by rank, weak */
     size_t pins;                      /* work requests in flight that need it */
     atomic_uint closing;              /* threads in close(): no new call may begin */
-    uint32_t changes;          /* of an MR: how often it was registered anew; odd: it is being so */
-    cqn_object *deferred_next; /* see cqn_decref_later() */
-    cqn_refs refs;             /* see lock.h */
-    bool listed;               /* by its context, and by what it uses; or by the state */
+    uint32_t changes;                 /* of an MR: re-registrations; odd while one is in progress */
+    cqn_object *deferred_next;        /* see cqn_decref_later() */
+    cqn_refs refs;                    /* see lock.h */
+    bool listed;                      /* by its context and the used objects, or the state */
 #ifdef Py_GIL_DISABLED
-    uint8_t half; /* that of its context, and never changes: see lock.h */
+    uint8_t half; /* that of its context, constant: see lock.h */
 #endif
-    uint32_t users;     /* how many places in `uses` of others it has */
+    uint32_t users;     /* number of entries in `uses` of other objects */
     PyObject *on_close; /* list of callables, or NULL */
     PyObject *weakrefs;
 };
 
 struct cqn_context {
     cqn_object base;
-    /* Every open object below, by rank, in order of creation. */
+    /* All open objects on the context, by rank, in order of creation. */
     cqn_object *first[CQN_RANKS], *last[CQN_RANKS];
     uint64_t last_serial;
     struct ibv_device_attr attr;
-    size_t mws;                  /* memory windows that are open */
-    bool measure_latency;        /* of the waits that begin from now on */
-    uint8_t limited_port;        /* the port whose limit is known, or 0 */
-    uint32_t max_message;        /* bytes that it sends in one message */
-    struct cqn_reports *reports; /* what the device reports, see notify/reports.h */
+    size_t mws;                  /* open memory windows */
+    bool measure_latency;        /* of waits that begin from now on */
+    uint8_t limited_port;        /* the port that max_message is of, or 0 */
+    uint32_t max_message;        /* the largest message of that port, in bytes */
+    struct cqn_reports *reports; /* the device's asynchronous events, see notify/reports.h */
 };
 
 #define CQN_OBJ(x) ((cqn_object *)(x))
 
-/* Whether the object belongs to the process that forked this one. Asked in every call. */
+/* Whether the object belongs to the parent of this forked process. Checked in every call. */
 static inline bool cqn_forked(const cqn_object *self)
 {
     return *self->state->epoch != self->epoch;
 }
 
-/* Whether it can be used: neither it nor its context is closed or being closed. */
+/* Whether the object can be used: neither it nor its context is closed or being closed. */
 static inline bool cqn_is_open(const cqn_object *self)
 {
     return self->handle != NULL && self->closing == 0 && !cqn_forked(self) &&
            self->context->base.closing == 0;
 }
 
-/* Raises ClosedError, and returns NULL. */
+/* Raises ClosedError and returns NULL. */
 void *cqn_refuse_closed(const cqn_object *self);
-/* The handle, or NULL with ClosedError. */
+/* Returns the handle, or NULL with ClosedError. */
 static inline void *cqn_open(const cqn_object *self)
 {
     return cqn_is_open(self) ? self->handle : cqn_refuse_closed(self);
 }
-/* The same after the arguments were parsed, which can run any code if there are some. */
+/* Checks again after arguments were parsed, which can run arbitrary code. False with
+ * ClosedError. */
 static inline bool cqn_still_open(const cqn_object *self, bool had_arguments)
 {
     return !had_arguments || cqn_open(self) != NULL;
@@ -135,48 +137,49 @@ static inline bool cqn_still_open(const cqn_object *self, bool had_arguments)
 
 /* ---- object.c ---- */
 
-/* Makes an object that uses the given open ones, without a handle yet. NULL with an exception, for
- * example if the garbage collector that the allocation ran has closed one of them. */
+/* Creates an object without a handle that uses the given open ones. Returns a new reference, or
+ * NULL with an exception; for example, the allocation can run the garbage collector, and that can
+ * close one of the used objects. */
 void *cqn_new(PyTypeObject *type, const cqn_kind *kind, cqn_object *const *uses, size_t n);
 
-/* Represents an object that a pickled value referred to, and that stayed in its process: it is
- * closed from the beginning, and uses nothing. */
+/* Creates a stand-in for an object that a pickled value refers to and that stays in the pickling
+ * process: closed from the beginning, and using nothing. Returns a new reference, or NULL. */
 void *cqn_new_left(PyTypeObject *type, const cqn_kind *kind);
 static inline bool cqn_is_left(const cqn_object *self)
 {
     return self->epoch == 0;
 }
 
-/* Takes an object out of all lists; what it uses still counts it. For close.c and dealloc.c. */
+/* Removes an object from all lists; the objects that it uses still count it. For close.c and
+ * dealloc.c. */
 void cqn_unlist(cqn_object *self);
 
-/* Gives a new object its handle, which it owns from here on: it is listed on its context, counted
- * by what it uses, and must be closed. */
+/* Gives a new object its handle and lists it on its context and with the objects that it uses. The
+ * object owns the handle from here on and must be closed. */
 void cqn_adopt(cqn_object *self, void *handle);
 
-/* Puts `other` (or NULL) into a slot of `uses`; the reference to what was there goes to `deferred`.
- */
+/* Replaces the object in a slot of `uses` by `other`, or NULL. The reference to the old one goes to
+ * `deferred`. */
 void cqn_use(cqn_object *self, size_t slot, cqn_object *other, cqn_object **deferred);
 
-/* Checks that an argument is an open object of `type`. -1 with TypeError or ClosedError. */
+/* Checks that an argument is an open object of `type`. Returns -1 with TypeError or ClosedError. */
 int cqn_expect(PyObject *value, PyTypeObject *type, const char *name);
-/* The same for an object of the context of `other`, which is open and called `other_name`. */
+/* The same, and checks that it is on the context of `other`, an open object called `other_name`. */
 int cqn_expect_beside(PyObject *value, PyTypeObject *type, const char *name, PyObject *other,
                       const char *other_name);
-/* Takes a reference to an object that is only known by a pointer, unless it is being deallocated.
- */
+/* Takes a reference to an object known only by a pointer; false if it is being deallocated. */
 static inline bool cqn_try_ref(cqn_object *self)
 {
     return !self->refs.dying && cqn_try_ref_object((PyObject *)self);
 }
 
-/* Around work on a handle without the GIL: close() waits until the object was left as often as it
- * was entered. Entering and leaving need the GIL. */
+/* Brackets for work on a handle without the GIL: close() waits until the object was left as often
+ * as it was entered. Both calls need the GIL. */
 static inline void cqn_enter(cqn_object *self)
 {
     self->in_use++;
 }
-/* Wakes the threads in cqn_wait_until_left(); mostly there is none. */
+/* Wakes the threads in cqn_wait_until_left(); usually there are none. */
 void cqn_wake_idle(cqn_state *st);
 static inline void cqn_notify_idle(cqn_state *st)
 {
@@ -190,7 +193,7 @@ static inline void cqn_leave(cqn_object *self)
     cqn_notify_idle(self->state);
 }
 
-/* The same for all that an object uses: while its handle is created, or destroyed. */
+/* The same for all objects used by `self`, while its handle is created or destroyed. */
 static inline void cqn_enter_used(cqn_object *self)
 {
     for (int i = 0; i < CQN_MAX_USES && self->uses[i]; i++) {
@@ -203,13 +206,13 @@ static inline void cqn_leave_used(cqn_object *self)
         cqn_leave(self->uses[i]);
     }
 }
-/* What enters the kernel, and may wait there for the device, goes through one of these: they run
- * the statements without the GIL, which must keep errno themselves. By the first, `object` stays
- * open meanwhile; by the second, which creates the handle of a new `object`, all that it uses. A
- * close() that has begun by the end of it goes on when the caller releases the GIL next, so a
- * caller that adopts the handle before that leaves nothing behind. */
+/* Calls that enter the kernel and may wait there for the device go through one of these macros.
+ * They run the statements without the GIL; the statements save errno themselves. CQN_IN_KERNEL
+ * keeps `object` open meanwhile; CQN_CREATING, which creates the handle of a new `object`, keeps
+ * all objects that it uses open. A close() that began meanwhile continues when the caller next
+ * releases the GIL, so a caller that adopts the handle before that leaks nothing. */
 #define CQN_IN_KERNEL(object, ...) CQN_RELEASED(cqn_enter, cqn_leave, object, __VA_ARGS__)
-#define CQN_CREATING(object, ...) /* an errno of 0 then says that the provider set none */ \
+#define CQN_CREATING(object, ...) /* errno 0 then means that the provider set none */ \
     CQN_RELEASED(cqn_enter_used, cqn_leave_used, object, errno = 0; __VA_ARGS__)
 #define CQN_RELEASED(enter, leave, object, ...) \
     do {                                        \
@@ -221,22 +224,21 @@ static inline void cqn_leave_used(cqn_object *self)
         leave(held);                            \
     } while (0)
 
-/* Sleeps without the GIL until some call has left some object; the caller checks whether it was
- * its own. */
+/* Sleeps without the GIL until any call leaves any object; the caller checks for its own. */
 void cqn_wait_until_left(cqn_state *st);
 
-/* Whether the interpreter is ending: other threads never come back from where they are. */
+/* Whether the interpreter is being finalized: other threads never return from where they are. */
 bool cqn_is_ending(void);
 
 /* ---- close.c ---- */
 
-/* Closes; with `cascade` everything that uses it, too. -1 with an exception: it stays open, or a
- * callback was interrupted, and then it is closed all the same. */
+/* Closes the object; with `cascade`, first everything that uses it. Returns -1 with an exception:
+ * the object stays open, or a callback was interrupted and the object is closed all the same. */
 int cqn_close(cqn_object *self, bool cascade);
 
 /* ---- object_methods.c ---- */
 
-/* Methods and attributes that all types have, by the macros below. */
+/* Methods and attributes of all types, used by the macros below. */
 PyObject *cqn_method_close(PyObject *self, PyObject *unused);
 PyObject *cqn_method_enter(PyObject *self, PyObject *unused);
 PyObject *cqn_method_exit(PyObject *self, PyObject *args);
@@ -244,15 +246,15 @@ PyObject *cqn_method_add_close_callback(PyObject *self, PyObject *callback);
 PyObject *cqn_method_remove_close_callback(PyObject *self, PyObject *callback);
 PyObject *cqn_repr(PyObject *self);
 
-/* The repr() of a type that only shows its device. The caller holds the lock. */
+/* The repr() of a type that shows only its device. The caller holds the lock. */
 PyObject *cqn_short_repr(PyObject *self);
 
-/* For messages; borrowed from the device. */
+/* The name of the device, for messages; borrowed from the device. */
 const char *cqn_device_name(const cqn_object *self);
 PyObject *cqn_get_closed(PyObject *self, void *unused);
 PyObject *cqn_get_context(PyObject *self, void *unused);
 
-/* Getters whose closure says what they get: the index in `uses`, or the offset of a field. */
+/* Getters whose closure is the index in `uses`, or the offset of a field. */
 PyObject *cqn_get_used(PyObject *self, void *index);
 PyObject *cqn_get_u32(PyObject *self, void *offset);
 PyObject *cqn_get_pointer(PyObject *self, void *unused);
@@ -261,18 +263,18 @@ int cqn_set_object(PyObject *self, PyObject *value, void *offset);
 
 /* ---- deferred_decref.c ---- */
 
-/* Moves one reference, or n, to a chain, to be dropped by cqn_decref_deferred() when the caller's
- * structures are in order: dropping the last one can run any code. */
+/* Moves one reference, or n, to a chain. cqn_decref_deferred() releases it when the caller's
+ * structures are consistent, because releasing the last reference can run arbitrary code. */
 void cqn_decref_later(cqn_object **deferred, cqn_object *object);
 void cqn_decref_many_later(cqn_object **deferred, cqn_object *object, size_t n);
 void cqn_decref_deferred(cqn_object *deferred);
 
 /* ---- dealloc.c ---- */
 
-/* Slots of all types. cqn_clear() is what a type's own kind->clear() ends with. */
+/* Slots of all types. A type's own kind->clear() ends with cqn_clear(). */
 int cqn_traverse(PyObject *self, visitproc visit, void *arg);
 int cqn_clear(PyObject *self);
-int cqn_tp_clear(PyObject *self); /* for all kinds */
+int cqn_tp_clear(PyObject *self); /* calls the kind's clear() */
 void cqn_finalize(PyObject *self);
 void cqn_dealloc(PyObject *self);
 
@@ -298,7 +300,7 @@ void cqn_dealloc(PyObject *self);
             "It is valid until close(), and nothing looks after what is done with it.",      \
             NULL                                                                             \
     }
-/* An attribute that the user may set. Without a GIL, members of T_OBJECT must not be set. */
+/* An attribute that the user may set. Without a GIL, members of T_OBJECT cannot be set safely. */
 #define CQN_FREE_ATTRIBUTE(type, name, doc)                                      \
     {                                                                            \
 #name, cqn_get_object, cqn_set_object, doc, (void *)offsetof(type, name) \

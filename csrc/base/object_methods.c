@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/*
- * The methods and attributes that all types have.
- */
+/* The methods and attributes of all types. */
 
 #include "base/errors.h"
 #include "base/object.h"
@@ -29,7 +27,7 @@ const char cqn_exit_doc[] =
     "Close it; a Context with all that was made from it. An exception that leaves the block is "
     "worth more than BusyError.";
 
-/* Only a context closes what was made on it. */
+/* Only a context closes the objects created on it. */
 static PyObject *close_whole(cqn_object *self)
 {
     bool is_context = CQN_OBJ(self->context) == self;
@@ -48,8 +46,8 @@ PyObject *cqn_method_enter(PyObject *self, PyObject *Py_UNUSED(unused))
     return cqn_open(CQN_OBJ(self)) == NULL ? NULL : Py_NewRef(self);
 }
 
-/* If the block raised, that exception wins over the BusyError of a failing close. An interrupt wins
- * over both, with the exception as its context. */
+/* An exception of the block takes precedence over the BusyError of a failed close; an interrupt
+ * takes precedence over both, with the exception as its context. */
 PyObject *cqn_method_exit(PyObject *self, PyObject *args)
 {
     CQN_LOCKED;
@@ -62,8 +60,7 @@ PyObject *cqn_method_exit(PyObject *self, PyObject *args)
     return result;
 }
 
-/* The list is made before the object is checked, since making it can run code that closes the
- * object. */
+/* The list is created before the check, since that can run code that closes the object. */
 PyObject *cqn_method_add_close_callback(PyObject *op, PyObject *callback)
 {
     CQN_LOCKED;
@@ -74,7 +71,7 @@ PyObject *cqn_method_add_close_callback(PyObject *op, PyObject *callback)
         return NULL;
     }
     PyObject *list = self->on_close ? Py_NewRef(self->on_close) : PyList_New(0);
-    if (list == NULL || cqn_open(self) == NULL) { /* making a list can run code that closes it */
+    if (list == NULL || cqn_open(self) == NULL) {
         Py_XDECREF(list);
         return NULL;
     }
@@ -86,8 +83,8 @@ PyObject *cqn_method_add_close_callback(PyObject *op, PyObject *callback)
     return rc < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-/* To compare can run any code: the list is copied, and replaced only if it is still the object's.
- */
+/* Comparisons can run arbitrary code: they run on a copy, which replaces the list only if the
+ * object still has the same one. */
 PyObject *cqn_method_remove_close_callback(PyObject *op, PyObject *callback)
 {
     CQN_LOCKED;
@@ -107,7 +104,7 @@ PyObject *cqn_method_remove_close_callback(PyObject *op, PyObject *callback)
         Py_SETREF(self->on_close, Py_NewRef(kept));
     }
     else if (rc == 0) {
-        removed = PyLong_FromLong(0); /* it was closed meanwhile, or has no callbacks */
+        removed = PyLong_FromLong(0); /* closed meanwhile, or without callbacks */
     }
     Py_XDECREF(old);
     Py_XDECREF(kept);
@@ -136,7 +133,7 @@ PyObject *cqn_get_used(PyObject *op, void *index)
     return cqn_open(self) ? Py_NewRef((PyObject *)self->uses[(uintptr_t)index]) : NULL;
 }
 
-/* The closure is the offset of a field of 32 bits. */
+/* The closure is the offset of a 32-bit field. */
 PyObject *cqn_get_u32(PyObject *op, void *offset)
 {
     CQN_LOCKED;
@@ -152,7 +149,7 @@ PyObject *cqn_get_pointer(PyObject *op, void *Py_UNUSED(unused))
     return handle == NULL ? NULL : PyLong_FromVoidPtr(handle);
 }
 
-/* The closure is the offset of a reference, which is NULL once it was deleted. */
+/* The closure is the offset of a reference, which is NULL after it was deleted. */
 PyObject *cqn_get_object(PyObject *op, void *offset)
 {
     CQN_LOCKED;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Finding the observer, which the dynamic linker loads into a namespace of its own (rtld-audit(7)).
- * No name of it can be looked up. But it may answer when a name is: so the core exports a function
- * and looks it up, and what it gets is either that function or the observer's.
+ * Finds the observer, which the dynamic linker loads into a namespace of its own (rtld-audit(7)).
+ * Its names cannot be looked up, but it can redirect a lookup. So the core exports a function and
+ * looks it up; the result is either that function or the observer's.
  */
 #include "base/observer.h"
 

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT */
-/* What the core reports to the observer of `cqnotify trace` (csrc/check), which cannot see tasks by
+/* The reports to the observer of `cqnotify trace` (csrc/check), which cannot see tasks by
  * itself. */
 #ifndef CQN_OBSERVER_H
 #define CQN_OBSERVER_H
 
 enum cqn_observation {
     CQN_TASK_RUNS,   /* subject: the task; with its name. Before CQN_TASK_SLEEPS, in its thread. */
-    CQN_TASK_SLEEPS, /* subject: what it awaits; with the CQ, and the method's name */
-    CQN_TASK_WAKES,  /* subject: what it awaited; with the CQ */
+    CQN_TASK_SLEEPS, /* subject: the Awaitable; with the CQ and the method's name */
+    CQN_TASK_WAKES,  /* subject: the Awaitable; with the CQ */
 };
 
 struct ibv_cq;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A descriptor for event loops: readable while the device has unread reports, and while the flag is
- * raised. It is an epoll of two others, the device's own and an eventfd.
+ * A descriptor for event loops that is readable while the device has unread asynchronous events,
+ * and while the flag is raised: an epoll of the device's descriptor and an eventfd.
  */
 
 #include "base/pollable_flag.h"
@@ -9,7 +9,6 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-/* After a failure it must be closed as well. */
 int cqn_pollable_flag_open(cqn_pollable_flag *flag, const struct ibv_context *device)
 {
     struct epoll_event readable = {.events = EPOLLIN};
@@ -25,7 +24,7 @@ int cqn_pollable_flag_open(cqn_pollable_flag *flag, const struct ibv_context *de
     return 0;
 }
 
-/* A forked child shares the eventfd with its parent, and must not change it. */
+/* A forked child shares the eventfd with its parent and must not change it. */
 void cqn_pollable_flag_set(cqn_pollable_flag *flag, const cqn_object *owner, bool raised)
 {
     uint64_t count = 1;
@@ -37,7 +36,7 @@ void cqn_pollable_flag_set(cqn_pollable_flag *flag, const cqn_object *owner, boo
     }
 }
 
-/* A forked child closes its own descriptors of the same files. */
+/* A forked child closes its own copies of the descriptors. */
 void cqn_pollable_flag_close(cqn_pollable_flag *flag)
 {
     if (flag->is_open) {

@@ -10,14 +10,15 @@ typedef struct {
     bool is_open, raised;
 } cqn_pollable_flag;
 
-/* Opens both descriptors. -1 with OSError; then cqn_pollable_flag_close() closes what was opened.
- */
+/* Opens both descriptors. Returns -1 with OSError; cqn_pollable_flag_close() is needed even
+ * then. */
 int cqn_pollable_flag_open(cqn_pollable_flag *flag, const struct ibv_context *device);
 
-/* Raises or lowers the flag. In a forked child it does nothing: the file is the parent's. */
+/* Raises or lowers the flag. Does nothing in a forked child, which shares the file with its
+ * parent. */
 void cqn_pollable_flag_set(cqn_pollable_flag *flag, const cqn_object *owner, bool raised);
 
-/* Closes the descriptors, once. */
+/* Closes the descriptors; a second call does nothing. */
 void cqn_pollable_flag_close(cqn_pollable_flag *flag);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The headers of Python, libibverbs and C that all files need; in a build for tests, the verbs that
- * can fail on demand. */
+/* The headers of Python, libibverbs and C that all files need; in a build for tests, also the
+ * replacements of verbs that fail on demand. */
 #ifndef CQN_PYTHON_H
 #define CQN_PYTHON_H
 

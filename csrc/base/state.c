@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The state of the module, and how its types find it.
+ * The state of the module, and how types find it.
  *
- * Each interpreter that imports the module has one. It begins and ends here; its contents
- * belong to the folders above, and module.c fills it.
+ * Each interpreter that imports the module has one state. It is created and freed here; module.c
+ * fills it, and its fields belong to the folders above.
  */
 
 #include "base/state.h"
@@ -32,8 +32,8 @@ cqn_state *cqn_state_of(PyTypeObject *type)
     Py_UNREACHABLE();
 }
 
-/* The cheapest way to notice, in every call, that this is not the process which
- * opened the device. */
+/* The page makes the check cheap that every call makes: is this the process that opened the
+ * device? */
 int cqn_state_watch_for_fork(cqn_state *st)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
@@ -50,12 +50,12 @@ int cqn_state_watch_for_fork(cqn_state *st)
     return 0;
 }
 
-/* A forked child that makes its first object begins an epoch. */
+/* Does nothing outside a forked child, or after its first object. */
 void cqn_state_new_epoch(cqn_state *st)
 {
     if (*st->epoch == 0) {
         *st->epoch = ++st->last_epoch;
-        /* another thread of the parent may have held it */
+        /* a thread of the parent may have held it */
         pthread_mutex_init(&st->idle_lock, NULL);
         pthread_cond_init(&st->idle, NULL);
         st->idle_sleepers = 0;

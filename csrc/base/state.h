@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The state of the module: each interpreter that imports it has one. */
+/* The state of the module: one for each interpreter that imports it. */
 #ifndef CQN_STATE_H
 #define CQN_STATE_H
 
@@ -11,8 +11,8 @@
 #define CQN_EVENT_TYPES 32
 #define CQN_FREE_WCS 256
 
-/* What the core would otherwise keep in globals. The references are strong, and module.c visits and
- * clears them. */
+/* Everything that would otherwise be global variables. The references are strong; module.c visits
+ * and clears them. */
 typedef struct {
     PyObject *VerbsError, *BusyError, *DeviceRemovedError;
     PyObject *ClosedError, *CompletionError, *AsyncEventError;
@@ -26,68 +26,66 @@ typedef struct {
     PyTypeObject *CMChannel, *CMID, *CMConn, *CMWait, *CMCall;
     PyTypeObject *MessageFlow, *MessageRing, *MessageReceive, *MessageSend, *MessageSession,
         *MessageMemory, *MessageReading;
-    PyObject *ProtocolError; /* of cqnotify.messages, once that was imported; or NULL */
+    PyObject *ProtocolError; /* of cqnotify.messages, or NULL until that is imported */
 
-    /* Members of the Python enums, by value; NULL where there is none, and before they are needed,
-     * see base/constants.h. */
+    /* Members of the Python enums, by value, filled on first use; NULL for unused values. See
+     * base/constants.h. */
     PyObject *wc_status[CQN_WC_STATUSES];
     PyObject *wc_opcode[CQN_WC_OPCODES];
     PyObject *wc_flags, *wc_ex_flags, *access_flags;
 
-    /* For the engine, see await/. */
+    /* The engine's, see await/. */
     PyObject *innermost_scope;    /* a context variable, see await/scope.c */
-    size_t scopes;                /* that there are */
-    PyObject *get_running_loop;   /* of asyncio; NULL before it is needed, like the next */
+    size_t scopes;                /* number of Scope objects */
+    PyObject *get_running_loop;   /* asyncio's; NULL until first used, like the next */
     PyObject *anyio_name, *anyio; /* the module, if it was imported */
     bool anyio_is_old;
-    Py_ssize_t modules_seen; /* as it was last checked */
+    Py_ssize_t modules_seen; /* len(sys.modules) at the last check */
     cqn_freelist free_awaitables, free_wakeups;
-    uint64_t ids_chosen; /* wr_ids that were generated */
+    uint64_t ids_chosen; /* number of generated wr_ids */
     PyObject *event_type[CQN_EVENT_TYPES];
 
-    /* Memory of WorkCompletions that were dropped, and the int of the latest length; see
-     * notify/wc.c. */
+    /* Memory of dropped WorkCompletions, and a cached int of the last byte_len; see notify/wc.c. */
     PyObject *free_wcs[CQN_FREE_WCS];
     size_t free_wcs_len;
     PyObject *byte_len;
     uint32_t byte_len_value;
 
-    struct cqn_object *contexts; /* those that are open, the newest first, weak; see object.c */
+    struct cqn_object *contexts; /* the open ones, newest first; weak, see object.c */
 
-    /* A page that the kernel wipes in a forked child: *epoch is 0 there, until
-     * the child makes an object of its own. Objects are dead in any other epoch
-     * than the one in which they were created. */
+    /* A page that the kernel wipes in a forked child: *epoch is 0 there until the child creates its
+     * first object. Objects are dead in every epoch except the one in which they were created. */
     volatile uint32_t *epoch;
     uint32_t last_epoch;
     bool fork_prepared, fork_initialized; /* see verbs/device.c */
 
-    /* The queues of work requests by their numbers, see work/wr_queue.c. */
+    /* The WR queues by number, see work/wr_queue.c. */
     struct cqn_wr_queue **queues;
     uint32_t queues_len, free_number, queues_made;
 
     const struct cqn_awaiting
-        *awaiting; /* what the folders below the engine call in it, see work/queue.h */
+        *awaiting; /* the engine's functions that lower folders call, see work/queue.h */
 
-    /* Signalled whenever a call that held an object has left it, if a thread sleeps until then. */
+    /* Signalled whenever a call leaves an object, if a thread waits for that. */
     pthread_mutex_t idle_lock;
     pthread_cond_t idle;
     size_t idle_sleepers; /* guarded by the GIL */
 } cqn_state;
 
-extern const char cqn_module_name[]; /* only our own module's definition has this very pointer */
+extern const char cqn_module_name[]; /* compared by pointer: only our module's definition has it */
 
-/* The state of the module that made `type`, or the base that it derives from; borrowed. Every
- * method that has no cqn_object at hand gets the state by this. */
+/* Returns the state of the module that defines `type` or one of its bases; borrowed. For methods
+ * without a cqn_object at hand. */
 cqn_state *cqn_state_of(PyTypeObject *type);
 
-/* Maps the page that distinguishes a forked child from its parent. -1 with OSError. */
+/* Maps the page that distinguishes a forked child from its parent. Returns -1 with OSError. */
 int cqn_state_watch_for_fork(cqn_state *st);
 
-/* In a forked child that opens a device: from now on objects live again, except those of the
- * parent. */
+/* In a forked child that opens a device: begins a new epoch. Objects created from now on are alive;
+ * those of the parent stay dead. */
 void cqn_state_new_epoch(cqn_state *st);
 
-/* Frees what the state itself owns. The references in it are the module's to drop before. */
+/* Frees the memory owned by the state. The module clears the references before. */
 void cqn_state_free(cqn_state *st);
 
 #endif

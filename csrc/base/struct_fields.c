@@ -5,7 +5,7 @@
 #include "base/struct_fields.h"
 #include <endian.h>
 
-/* Tables read better in rows. */
+/* The tables are more readable in rows. */
 /* clang-format off */
 #define OF_KIND(st, f, type, max, mask, kind) \
     {#f, offsetof(st, f), sizeof(((st *)0)->f), type, max, mask, kind}
@@ -27,7 +27,7 @@ const cqn_field cqn_device_fields[] = {
     D(max_map_per_fmr), D(max_srq), D(max_srq_wr), D(max_srq_sge), D(max_pkeys),
     D(local_ca_ack_delay), D(phys_port_cnt), END};
 
-/* Besides orig_attr. The dots are part of the names. */
+/* The fields beside orig_attr. The dots are part of the names. */
 #define E(f) U(struct ibv_device_attr_ex, f)
 const cqn_field cqn_device_ex_fields[] = {
     E(comp_mask), E(odp_caps.general_caps), E(odp_caps.per_transport_caps.rc_odp_caps),
@@ -56,8 +56,8 @@ const cqn_field cqn_port_fields[] = {
 const cqn_field cqn_cap_fields[] = {C(max_send_wr), C(max_recv_wr), C(max_send_sge),
                                     C(max_recv_sge), C(max_inline_data), END};
 
-/* What fits a field's bits; a state or an MTU that does not exist is refused
- * by its number, a combination that does not go by the kernel. */
+/* The limits are those of the fields' bits. An enum's limit also refuses nonexistent states and
+ * MTUs; the kernel refuses invalid combinations. */
 #define Q(f, max, mask) FIELD(struct ibv_qp_attr, f, CQN_UINT, max, mask)
 #define QE(f, max, mask, kind) OF_KIND(struct ibv_qp_attr, f, CQN_UINT, max, mask, kind)
 const cqn_field cqn_qp_fields[] = {
@@ -124,8 +124,7 @@ static void store_uint(void *at, size_t size, uint64_t n)
 #endif
 }
 
-/* Fields are in the byte order of the machine, except GUIDs and GIDs, which are in that of the
- * network. */
+/* Fields are in host byte order, except GUIDs and GIDs, which are in network byte order. */
 static PyObject *field_value(const void *at, const cqn_field *field)
 {
     switch (field->type) {
@@ -140,7 +139,6 @@ static PyObject *field_value(const void *at, const cqn_field *field)
     }
 }
 
-/* {name: value} of the fields. */
 PyObject *cqn_struct_to_dict(const void *from, const cqn_field *fields)
 {
     PyObject *dict = PyDict_New();
@@ -154,8 +152,7 @@ PyObject *cqn_struct_to_dict(const void *from, const cqn_field *fields)
     return dict;
 }
 
-/* The values of the fields in a tuple, for structs that are queried often: a dict takes longer than
- * the kernel's answer. */
+/* For structs that are queried often: building a dict takes longer than the kernel's answer. */
 PyObject *cqn_struct_to_tuple(const void *from, const cqn_field *fields)
 {
     Py_ssize_t n = 0;
@@ -200,7 +197,7 @@ const cqn_field *cqn_field_of(const cqn_field *fields, PyObject *name)
     Py_ssize_t size;
     const char *text = PyUnicode_Check(name) ? PyUnicode_AsUTF8AndSize(name, &size) : NULL;
     if (text == NULL || strlen(text) != (size_t)size) {
-        PyErr_Clear(); /* not valid UTF-8, so none of these */
+        PyErr_Clear(); /* not valid UTF-8: no field has this name */
         return NULL;
     }
     while (fields->name != NULL && (*text != *fields->name || strcmp(text, fields->name) != 0)) {
@@ -209,7 +206,6 @@ const cqn_field *cqn_field_of(const cqn_field *fields, PyObject *name)
     return fields->name != NULL ? fields : NULL;
 }
 
-/* Stores `value` in the struct at `to`, within the field's limit. */
 int cqn_field_from(PyObject *value, void *to, const cqn_field *field)
 {
     char *at = (char *)to + field->offset;
@@ -230,8 +226,6 @@ PyObject *cqn_ah_attr_to_dict(const struct ibv_ah_attr *attr)
     return cqn_struct_to_dict(attr, ah_fields);
 }
 
-/* A copy, so that no other thread changes it while it is read; `kind` is the name by which the user
- * knows such a dict. */
 PyObject *cqn_dict_copy(PyObject *mapping, const char *name, const char *kind)
 {
     if (!PyDict_Check(mapping)) {
@@ -264,8 +258,8 @@ static int ah_fields_from(PyObject *mapping, const char *name, struct ibv_ah_att
     return 0;
 }
 
-/* From a dict of the field's names. A destination GID makes it global;
- * a field that is not given is 0, except port_num (1) and hop_limit (64). */
+/* A destination GID sets is_global. Omitted fields are 0, except port_num (1) and hop_limit
+ * (64). */
 int cqn_ah_attr_from(PyObject *mapping, const char *name, int ports, struct ibv_ah_attr *out)
 {
     *out = (struct ibv_ah_attr){.port_num = 1, .grh.hop_limit = 64};

@@ -10,12 +10,12 @@ typedef struct {
     const char *name;
     size_t offset, size;
     cqn_field_type type;
-    uint64_t max;     /* for setting */
-    int mask;         /* bit that goes with it in a modify */
-    const char *kind; /* of an enum: see cqn_member() */
+    uint64_t max;     /* the limit when it is set */
+    int mask;         /* the bit of attr_mask that ibv_modify_qp() needs for it */
+    const char *kind; /* for an enum: see cqn_member() */
 } cqn_field;
 
-/* A port as rdma-core has described it from 50 on; an older library leaves the rest 0. */
+/* A port's attributes since rdma-core 50; an older library leaves the last field 0. */
 typedef union {
     struct ibv_port_attr attr;
     struct {
@@ -24,25 +24,27 @@ typedef union {
     } later;
 } cqn_port_attr;
 
-/* A new dict, or tuple, of the fields of a struct, in the table's order. */
+/* Return a new dict, or tuple, of the fields of a struct, in the order of the table. */
 PyObject *cqn_struct_to_dict(const void *from, const cqn_field *fields);
 PyObject *cqn_struct_to_tuple(const void *from, const cqn_field *fields);
 
-/* A new tuple of n new references, which it takes over in any case. NULL if one of them is NULL,
- * with the exception that made it so, or with MemoryError. */
+/* Returns a new tuple of n new references; steals them, even on failure. If one of them is NULL it
+ * returns NULL, with the exception that is set, or with MemoryError. */
 PyObject *cqn_tuple_of(PyObject *const *items, size_t n);
 
-/* A copy of a dict that the user gave, which no other thread changes while it is read. TypeError
- * names the argument, and the `kind` of dict that it should be. */
+/* Returns a copy of the user's dict that no other thread changes; NULL with an exception. TypeError
+ * names the argument and `kind`, the user's name for such a dict. */
 PyObject *cqn_dict_copy(PyObject *mapping, const char *name, const char *kind);
 
-/* The field of that name, or NULL. */
+/* Returns the field of that name, or NULL without an exception. */
 const cqn_field *cqn_field_of(const cqn_field *fields, PyObject *name);
 
-/* Stores a value in the field of the struct at `to`. -1 with an exception. */
+/* Converts a value and stores it in the field of the struct at `to`. Returns -1 with an
+ * exception. */
 int cqn_field_from(PyObject *value, void *to, const cqn_field *field);
 
-/* An address as the dict that users know, and from it. `ports` is how many the device has. */
+/* Conversions between an address and the user's dict of its fields. `ports` is the number of ports
+ * of the device. */
 PyObject *cqn_ah_attr_to_dict(const struct ibv_ah_attr *attr);
 int cqn_ah_attr_from(PyObject *mapping, const char *name, int ports, struct ibv_ah_attr *out);
 extern const cqn_field cqn_device_fields[], cqn_device_ex_fields[], cqn_port_fields[];

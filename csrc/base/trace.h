@@ -1,27 +1,27 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Trace points: places in the core that tracers such as perf, bpftrace, SystemTap and gdb find by
- * name. These call them USDT probes, or markers, of the provider `cqnotify`.
+ * name, as USDT probes (or markers) of the provider `cqnotify`.
  *
- * A trace point is a nop, which a tracer replaces while it looks, and a note in the ELF file, which
- * says where the nop is, and in which register, constant or place in memory each argument is. The
- * notes are never loaded. So all that it costs is the nop, if an argument is a value that the code
- * has at hand there. The format is that of <sys/sdt.h>, a header that not every machine has.
+ * A trace point is a nop and a note in the ELF file. A tracer replaces the nop while it traces. The
+ * note describes where the nop is, and in which register, constant or memory each argument is;
+ * notes are never loaded. So a trace point costs only the nop, provided that the arguments are
+ * values at hand. The format is that of <sys/sdt.h>, which is not installed on every machine.
  */
 #ifndef CQN_TRACE_H
 #define CQN_TRACE_H
 
 #if defined(__GNUC__) && defined(__ELF__) && (defined(__x86_64__) || defined(__aarch64__))
 
-/* To the compiler a statement is as large as it has lines, and a large one is a reason not to
- * inline a function. With `inline` it counts as small, as it is. */
+/* The compiler estimates the size of an asm statement by its lines, and does not inline large
+ * functions. `inline` makes it count as small. */
 #if __GNUC__ >= 9 || __clang_major__ >= 11
 #define CQN_TRACE_ASM __asm__ __inline__ volatile
 #else
 #define CQN_TRACE_ASM __asm__ volatile
 #endif
 
-/* The base, a byte that all notes name, shows tracers how far the file was moved (prelink). */
+/* The base, a byte that all notes refer to, shows tracers how far prelink moved the file. */
 #define CQN_TRACE_NOTE(name, arguments, ...)                        \
     CQN_TRACE_ASM("990: nop\n"                                      \
                   ".pushsection .note.stapsdt,\"?\",\"note\"\n"     \
@@ -45,8 +45,8 @@
                   ".popsection\n"                                   \
                   ".endif\n" ::__VA_ARGS__)
 
-/* With one argument and with two: a pointer, which is the id() of the object in Python, and a
- * signed number. */
+/* Trace points with one argument, the id() of a Python object, and with a second one, a signed
+ * number. */
 #define CQN_TRACE(name, object) CQN_TRACE_NOTE(name, "8@%[arg1]", [arg1] "nor"((uintptr_t)(object)))
 #define CQN_TRACE_N(name, object, number)                                                  \
     CQN_TRACE_NOTE(name, "8@%[arg1] %n[size2]@%[arg2]", [arg1] "nor"((uintptr_t)(object)), \

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Copies, hashes and pickles of values, see value.h. */
+/* Copying, hashing and pickling of values, see value.h. */
 
 #include "base/library.h"
 #include "base/value.h"
@@ -23,7 +23,7 @@ PyObject *cqn_value_copy(PyObject *self, PyObject *Py_UNUSED(unused))
     return Py_NewRef(self);
 }
 
-/* Each word is multiplied by the golden ratio, as a fraction of 2**64. */
+/* Multiplies each word by the golden ratio, as a fraction of 2**64. */
 Py_hash_t cqn_hash(const uint64_t *words, size_t n)
 {
     uint64_t hash = n;

@@ -1,25 +1,25 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Sleeping without the GIL: what get_event() and get_async_event() have in common.
+ * Sleeping without the GIL: the common part of get_event() and get_async_event().
  *
  * The threads of a wait queue sleep in ppoll(2). Each waiter has a record, a cqn_waiter, with an
  * eventfd by which other threads wake it. Another thread writes its request to the record, under
- * the GIL, before it makes the eventfd readable; so a waiter misses nothing, even if it has yet to
- * enter ppoll. When the waiter has the GIL back it checks, in this order: signals, close(), what it
- * waits for, failures, interrupt(), the deadline.
+ * the GIL, before it makes the eventfd readable, so a waiter misses nothing, even if it has yet to
+ * enter ppoll. When the waiter has the GIL back it checks, in this order: signals, close(), the
+ * awaited thing, failures, interrupt(), the deadline.
  *
- * The poller. One of the sleepers also polls the descriptor that brings what all of them wait for,
- * and the descriptor of the device's asynchronous events: so an event wakes one thread, not all. A
- * waiter that goes to sleep becomes the poller if there is none, and stops to be it, first of all,
- * when it wakes. If it goes back to sleep it becomes the poller again. But before it leaves, for
- * whatever reason, and before it runs the handler of a signal, it makes the first sleeper the
- * poller. That one calls ppoll again, with more descriptors, and does not take the GIL for it. An
- * event that came while there was no poller is readable then.
+ * The poller. One of the sleepers also polls the descriptor that all of them wait for and the
+ * descriptor of the device's asynchronous events, so an event wakes one thread, not all. A waiter
+ * that goes to sleep becomes the poller if there is none, and gives up the role first of all when
+ * it wakes. If it goes back to sleep it becomes the poller again. Before it leaves, for any reason,
+ * and before it runs a signal handler, it makes the first sleeper the poller. That sleeper calls
+ * ppoll again with the additional descriptors, without taking the GIL; an event that arrived while
+ * there was no poller is readable then.
  *
- * The records are not on the stacks of the threads. When the interpreter ends, CPython lets no
- * other thread have the GIL again, and up to 3.13 it ends a thread that asks for the GIL, while the
- * record of that thread is still in the list. Such a thread never comes back to stop being the
- * poller, so at that time each thread that goes to sleep makes itself the poller.
+ * The records are not on the threads' stacks. When the interpreter ends, CPython never gives the
+ * GIL to another thread, and up to 3.13 it ends a thread that asks for the GIL, while the record of
+ * that thread is still in the list. Such a thread never gives up the role of the poller, so at that
+ * time each thread that goes to sleep makes itself the poller.
  */
 
 #include "base/args.h"
@@ -32,20 +32,20 @@
 #include <unistd.h>
 
 #define CHECK_EVERY 16
-#define FREE_RECORDS 8 /* records that are kept, since each eventfd costs a system call */
+#define FREE_RECORDS 8 /* kept, because each eventfd costs a system call */
 
 struct cqn_waiter {
     cqn_waiter *next;
-    int wake_fd;    /* an eventfd, which the record owns */
-    bool asleep;    /* in ppoll, or on its way into it, or back to the GIL */
+    int wake_fd;    /* an eventfd, owned by the record */
+    bool asleep;    /* in ppoll, on its way into it, or on its way back to the GIL */
     bool signalled; /* another thread made wake_fd readable during this sleep */
     bool interrupted;
     atomic_bool must_check; /* the waiter must take the GIL; written with it, read without */
-    uint64_t seen_serial;   /* serial of the latest failure that the waiter knows of */
-    cqn_sleep *sleep;       /* the caller's, while the wait lasts */
+    uint64_t seen_serial;   /* serial of the latest failure that the waiter knows */
+    cqn_sleep *sleep;       /* the caller's, during the wait */
 };
 
-/* A new record, outside of all lists. NULL with an exception. */
+/* Returns a new record, which is in no list; NULL with an exception. */
 static cqn_waiter *new_waiter(void)
 {
     cqn_waiter *waiter = PyMem_Calloc(1, sizeof(*waiter));
@@ -68,7 +68,7 @@ static void free_waiter(cqn_waiter *waiter)
     PyMem_Free(waiter);
 }
 
-/* A queue has one record from the beginning: a program with one waiter at a time needs no more. */
+/* A queue starts with one record: a program with one waiter at a time needs no more. */
 int cqn_wait_queue_open(cqn_wait_queue *queue)
 {
     queue->free_records = new_waiter();
@@ -92,10 +92,10 @@ static void signal_waiter(cqn_waiter *waiter)
     uint64_t one = 1;
     waiter->signalled = true;
     ssize_t n = write(waiter->wake_fd, &one, sizeof(one));
-    (void)n; /* a counter that is full is readable already */
+    (void)n; /* a full counter is readable anyway */
 }
 
-/* Makes the eventfd unreadable, so that the next ppoll(2) sleeps. */
+/* Makes the eventfd unreadable, so the next ppoll(2) sleeps. */
 static void clear_signal(const cqn_waiter *waiter)
 {
     uint64_t count;
@@ -122,8 +122,7 @@ void cqn_wait_queue_wake(cqn_wait_queue *queue)
     }
 }
 
-/* The object that the waiters wait on was destroyed, for good. In a forked child the threads of the
- * waiters are not there, and the eventfds are the parent's. */
+/* In a forked child the waiting threads do not exist, and the eventfds are the parent's. */
 void cqn_wait_queue_shut(cqn_wait_queue *queue, bool nobody_left)
 {
     queue->gone = true;
@@ -163,7 +162,7 @@ static void stop_polling(cqn_wait_queue *queue, const cqn_waiter *waiter)
     }
 }
 
-/* Gives the role to the first sleeper, if no waiter has it. */
+/* Makes the first sleeper the poller, if there is no poller. */
 static void pass_on_polling(cqn_wait_queue *queue)
 {
     if (atomic_load(&queue->poller) != NULL) {
@@ -188,7 +187,7 @@ int64_t cqn_now_ns(void)
     return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
 }
 
-/* ppoll(2) until the deadline; a negative one never comes. */
+/* Calls ppoll(2) with a deadline; a negative one means none. */
 static int poll_until(struct pollfd *fds, nfds_t n, int64_t deadline)
 {
     struct timespec left, *limit = NULL;
@@ -210,10 +209,10 @@ static bool must_check(const cqn_waiter *waiter)
     return atomic_load(&waiter->must_check);
 }
 
-/* Sleeps until the eventfd of the waiter (the first descriptor) is readable and it must check,
- * or, for the poller, one of the others is; or until the deadline, or a signal. Returns as
- * ppoll(2): > 0, 0, or -1 with errno. A waiter that becomes the poller meanwhile sleeps on as that.
- */
+/* Sleeps until the waiter's eventfd (the first descriptor) is readable and the waiter must check,
+ * or, for the poller, until one of the others is readable; or until the deadline, or a signal.
+ * Returns the result of ppoll(2), with errno. A waiter that is made the poller meanwhile goes on
+ * sleeping as the poller. */
 static int sleep_until(cqn_wait_queue *queue, const cqn_waiter *waiter, struct pollfd fds[3],
                        int64_t deadline)
 {
@@ -234,7 +233,7 @@ static int sleep_until(cqn_wait_queue *queue, const cqn_waiter *waiter, struct p
     return n;
 }
 
-/* A device shows its end by POLLERR or POLLHUP on its descriptors. */
+/* A removed device signals POLLERR or POLLHUP on its descriptors. */
 static bool is_dead(const struct pollfd *fd)
 {
     return (fd->revents & (POLLERR | POLLHUP)) && !(fd->revents & POLLIN);
@@ -247,8 +246,9 @@ static PyObject *raise_interrupted(bool *by)
     return NULL;
 }
 
-/* Sleeps once. Handles signals, the end of the device and its reports here; wait_in() checks all
- * else. Returns whether the deadline has come, or -1 with an exception. */
+/* Sleeps once, and handles signals, the removal of the device and its asynchronous events;
+ * wait_in() checks everything else. Returns whether the deadline has passed, or -1 with an
+ * exception. */
 static int sleep_once(cqn_object *self, cqn_wait_queue *queue, const cqn_wait_kind *kind,
                       cqn_waiter *waiter, int64_t deadline)
 {
@@ -283,7 +283,7 @@ static int sleep_once(cqn_object *self, cqn_wait_queue *queue, const cqn_wait_ki
         }
         return rc;
     }
-    /* An event that came goes before the errors: it can be the last that this device brings. */
+    /* An event takes precedence over errors: it can be the last one of this device. */
     const bool came = fds[1].revents & POLLIN;
     if (!came && self->handle != NULL && (is_dead(&fds[1]) || is_dead(&fds[2]))) {
         cqn_verbs_error(self->state, EIO, kind->verb, "no more events will come");
@@ -295,14 +295,14 @@ static int sleep_once(cqn_object *self, cqn_wait_queue *queue, const cqn_wait_ki
     return n == 0 || (deadline >= 0 && cqn_now_ns() >= deadline);
 }
 
-/* Sleeps until something is found. The caller has checked and found nothing, or has skipped the
- * first check. */
+/* Sleeps until kind->pop() finds something. The caller has checked and found nothing, or has
+ * skipped the first check. */
 static PyObject *wait_in(cqn_object *self, cqn_wait_queue *queue, const cqn_wait_kind *kind,
                          cqn_waiter *waiter, int64_t deadline)
 {
     int late = 0;
     for (;;) {
-        /* These checks can run any code, which can close the object. */
+        /* These checks can run arbitrary code, which can close the object. */
         if (cqn_open(self) == NULL || kind->check(self, &waiter->seen_serial) < 0 ||
             cqn_open(self) == NULL) {
             return NULL;
@@ -325,7 +325,7 @@ static PyObject *wait_in(cqn_object *self, cqn_wait_queue *queue, const cqn_wait
     }
 }
 
-/* A new waiter is the last of those inside. NULL with an exception. */
+/* Appends a new waiter to the queue and returns its record; NULL with an exception. */
 static cqn_waiter *enter_queue(cqn_wait_queue *queue, uint64_t seen_serial, cqn_sleep *sleep)
 {
     cqn_waiter *waiter = queue->free_records;
@@ -347,9 +347,8 @@ static cqn_waiter *enter_queue(cqn_wait_queue *queue, uint64_t seen_serial, cqn_
     return waiter;
 }
 
-/* A waiter that was interrupted, and leaves for another reason, passes the interrupt on to the next
- * waiter. In a forked child the other threads are not there, and their eventfds are the parent's.
- */
+/* A waiter that was interrupted but leaves for another reason leaves the interrupt to the next
+ * waiter. In a forked child the other threads do not exist, and their eventfds are the parent's. */
 static void leave_queue(const cqn_object *self, cqn_wait_queue *queue, cqn_waiter *waiter)
 {
     cqn_waiter **link = &queue->waiters;
@@ -372,9 +371,10 @@ static void leave_queue(const cqn_object *self, cqn_wait_queue *queue, cqn_waite
     }
 }
 
-/* Whether to check before the first sleep. If the last wait had to sleep, this one will most likely
- * have to as well, and a check would be a system call for nothing. Now and then a waiter checks all
- * the same: if events come faster than they are read, going to sleep first is what costs. */
+/* Returns whether to check before the first sleep. After a wait that had to sleep, this one most
+ * likely has to as well, and the check would be a wasted system call. Now and then a waiter checks
+ * all the same, because when events arrive faster than they are read, going to sleep first is what
+ * costs. */
 static bool checks_first(const cqn_object *self, cqn_wait_queue *queue, const cqn_wait_kind *kind,
                          uint64_t seen_serial)
 {
@@ -382,9 +382,7 @@ static bool checks_first(const cqn_object *self, cqn_wait_queue *queue, const cq
            !kind->is_quiet(self, seen_serial);
 }
 
-/* Waits until kind->pop() finds something. `timeout` is the argument, `seen_serial` the
- * serial of the latest failure that is known already. */
-/* In ns of the monotonic clock; -1: there is none. */
+/* Converts a timeout to a deadline on the monotonic clock; -1 stands for none in both. */
 static int64_t deadline_after(int64_t ns)
 {
     return ns < 0 ? -1 : cqn_now_ns() + ns;

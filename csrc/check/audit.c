@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What the dynamic linker calls (rtld-audit(7)): it tells of each object that it loads and of each
- * symbol that it binds, also for dlsym(), and binds what we answer.
+ * The interface to the dynamic linker (rtld-audit(7)): it reports each object that it loads and
+ * each symbol that it binds, also for dlsym(), and binds the address that the observer returns.
  *
- * Settings are environment variables:
- *  CQNOTIFY_CHECK   the folder of logs and timelines; without it, nothing is observed
- *  CQNOTIFY_CHAOS   make faults, see chaos.h
- *  CQNOTIFY_TRACE   write a timeline of so many records
+ * Environment variables:
+ *  CQNOTIFY_CHECK   the folder of logs and timelines; unset: nothing is observed
+ *  CQNOTIFY_CHAOS   the faults to inject, see chaos.h
+ *  CQNOTIFY_TRACE   write a timeline of this many records
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -30,12 +30,12 @@
 struct real cqn_real;
 static const char *folder;
 static uint64_t timeline_records;
-static char name[64]; /* of this process's log, "PID.N" */
+static char name[64]; /* the name of this process's log, "PID.N" */
 static struct link_map *libc_map, *verbs_map;
-/* The linker loads us first of all, so there is room for it beside the thread itself. */
+/* The linker loads the observer first, so the static TLS block has space for it. */
 static _Thread_local uint32_t tid __attribute__((tls_model("initial-exec")));
 
-/* ---- the functions that ours stand for ----------------------------------------------------- */
+/* ---- hooks ---------------------------------------------------------------------------------- */
 
 struct hook {
     const char *name;
@@ -48,7 +48,7 @@ static const struct hook hooks[] = {
     {#function, (void *)cqn_hook_##function, (void **)&cqn_real.function},
     HOOKS(HOOK)
 #undef HOOK
-    /* What a fortified program calls instead. */
+    /* Called by fortified programs in place of the functions above. */
     {"__read_chk", (void *)cqn_hook_read_chk, NULL},
     {"__poll_chk", (void *)cqn_hook_poll_chk, NULL},
     {"__ppoll_chk", (void *)cqn_hook_ppoll_chk, NULL},
@@ -66,7 +66,7 @@ static const struct hook *find_hook(const char *symbol)
     return NULL;
 }
 
-/* The libc's functions that ours call may be ones that the program never binds. */
+/* Finds the functions of the libc that the hooks call; the program may bind none of them. */
 static void find_in(struct link_map *map)
 {
     for (size_t i = 0; i < HOOK_COUNT; i++)
@@ -74,7 +74,7 @@ static void find_in(struct link_map *map)
             *hooks[i].real = cqn_symbol(map, hooks[i].name);
 }
 
-/* Before the libc is there, what the program never sees. */
+/* Before the libc is loaded, an errno that the program never sees. */
 int *cqn_errno(void)
 {
     static int *(*location)(void);
@@ -94,7 +94,7 @@ EXPORTED unsigned int la_version(unsigned int version)
 {
     folder = getenv("CQNOTIFY_CHECK");
     if (!folder || !*folder)
-        return 0; /* which unloads us */
+        return 0; /* unloads the observer */
     const char *records = getenv("CQNOTIFY_TRACE");
     timeline_records = records ? strtoull(records, NULL, 10) : 0;
     cqn_log_open("");
@@ -124,7 +124,7 @@ EXPORTED unsigned int la_objopen(struct link_map *map, Lmid_t namespace, uintptr
     return LA_FLG_BINDTO | LA_FLG_BINDFROM;
 }
 
-/* The program's objects are relocated, and none of its code has run. */
+/* Called when the program's objects are relocated and before any of its code runs. */
 EXPORTED void la_preinit(uintptr_t *cookie)
 {
     (void)cookie;
@@ -142,7 +142,7 @@ EXPORTED uintptr_t la_symbind64(Elf64_Sym *symbol, unsigned int index, uintptr_t
     if (hook->real) {
         void *real = (void *)symbol->st_value;
         if (*hook->real && *hook->real != real)
-            return symbol->st_value; /* another function of that name, or an older version of it */
+            return symbol->st_value; /* another function of that name, or another version of it */
         *hook->real = real;
     }
     return (uintptr_t)hook->ours;
@@ -163,7 +163,8 @@ uint32_t cqn_tid(void)
     return tid;
 }
 
-/* The log takes the first name that is free; a timeline has the name of its log. */
+/* Creates the log under the first free name, or the timeline under the name of its log. Returns a
+ * descriptor, or -1. */
 int cqn_create_file(const char *extension)
 {
     bool is_log = strcmp(extension, "log") == 0;
@@ -179,7 +180,7 @@ int cqn_create_file(const char *extension)
     }
     if (file < 0)
         return -1;
-    /* Out of the way of programs that expect the lowest descriptor to be the next. */
+    /* A high number, because programs may rely on getting the lowest descriptor next. */
     int high = fcntl(file, F_DUPFD_CLOEXEC, 500);
     if (high < 0)
         return file;

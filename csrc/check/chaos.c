@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: MIT */
+/* Drawing and injecting faults; those of posts are in chaos_post.c. */
 #include "chaos.h"
 
 #include <errno.h>
@@ -12,9 +13,9 @@
 uint32_t cqn_chaos_faults;
 
 static uint64_t seed;
-static uint32_t rate; /* one in so many; 0 or 1: each fault's own, since programs would never end */
+static uint32_t rate; /* one in this many; 0 or 1: the faults' own rates (1 would never end) */
 static uint64_t calls[CHAOS_FAULTS], injected[CHAOS_FAULTS];
-static _Thread_local uint64_t drawn; /* digits for the details of the fault that was drawn last */
+static _Thread_local uint64_t drawn; /* digits for the details of the last fault drawn */
 static _Thread_local uint64_t drawn_call;
 
 static const struct {
@@ -125,7 +126,7 @@ void cqn_chaos_note(enum fault fault, uint32_t detail)
                      detail, (unsigned long long)cqn_now(), cqn_tid());
 }
 
-/* ---- refused, late, interrupted ------------------------------------------------------------- */
+/* ---- refusals, delays, interrupts ----------------------------------------------------------- */
 
 bool cqn_chaos_refuses(enum fault fault)
 {
@@ -136,7 +137,7 @@ bool cqn_chaos_refuses(enum fault fault)
     return true;
 }
 
-/* A verb that returns its error leaves errno alone. */
+/* A verb that returns its error leaves errno unchanged. */
 bool cqn_chaos_refuses_arm(void)
 {
     if (!cqn_chaos(CHAOS_ARM))
@@ -155,8 +156,8 @@ void cqn_chaos_delays(enum fault fault)
     nanosleep(&time, NULL);
 }
 
-/* A read() goes on by itself after a handler with SA_RESTART, and the others never do. Without any
- * handler only epoll_wait() ends, when the process was stopped and continues: see signal(7). */
+/* After a handler with SA_RESTART, read() continues and the other calls end. Without a handler only
+ * epoll_wait() ends, when the process is stopped and continued: see signal(7). */
 static bool may_be_interrupted(enum record_call call)
 {
     bool restarts = call == CALL_READ || call == CALL_GET_CQ_EVENT;
@@ -176,17 +177,18 @@ bool cqn_chaos_interrupts(enum record_call call)
 /* ---- polls --------------------------------------------------------------------------------- */
 
 /*
- * A poll hands out fewer completions than there are, as if the others came right after it.
+ * Returns how many completions a poll may return: fewer than there are, as if the others arrived
+ * after it.
  *
- * That is only so where it makes no difference that they did come: a CQ that is armed raises an
- * event for a completion that comes after the poll, and a program may rely on that: it arms, polls
- * until it gets fewer than it asked for, and sleeps. We cannot raise one. So nothing is held back
- * while the CQ is armed, or may be. While it is not, a completion that comes after the poll raises
- * no event, and a right program arms and polls again before it sleeps: by that poll, at the latest,
- * it gets all that was held back. An arm that another thread makes meanwhile is one that the
- * program cannot tell to be before this poll, which had begun.
+ * This is done only where a late arrival makes no difference. An armed CQ raises an event for a
+ * completion that arrives after the poll, and a program may rely on it: it arms, polls until it
+ * gets fewer than it asked for, and sleeps. The observer cannot raise an event, so it withholds
+ * nothing while the CQ is armed or may be. While the CQ is not armed, a late completion raises no
+ * event, and a correct program arms and polls again before it sleeps; that poll returns everything
+ * withheld. An arm by another thread during this poll is later than the poll's start, so the
+ * program cannot rely on the order.
  *
- * They stay in the order of the device. Two polls in a row don't hold everything back.
+ * Completions keep the order of the device. At most one of two successive polls returns nothing.
  */
 int cqn_chaos_batch(struct cq *cq, int asked)
 {
@@ -211,8 +213,8 @@ int cqn_chaos_batch(struct cq *cq, int asked)
 
 /* ---- asynchronous events -------------------------------------------------------------------- */
 
-/* Only those that are of no CQ, QP or SRQ: an object is destroyed when as many of its events are
- * acknowledged as the kernel has raised, and it would never be for one that the kernel has not. */
+/* Only events without a CQ, QP or SRQ: destroying an object waits until all its events are
+ * acknowledged, and the kernel has not raised the injected one. */
 bool cqn_chaos_async(struct ibv_async_event *event)
 {
     static const enum ibv_event_type types[] = {

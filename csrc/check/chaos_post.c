@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
-/* Posts that are refused in the midst of a list, and sends that fail. */
+/* Posts that fail in the middle of a list, and sends that fail. */
 #include <errno.h>
 
 #include "chaos.h"
 #include "hooks.h"
 #include "ops.h"
 
-/* The first requests are posted one by one, from copies: the list is the program's, and other
+/* Posts the first requests one by one, as copies: the list belongs to the program, and other
  * threads may read it. */
 #define POST_SOME(type, post, object, wr, bad)                    \
     do {                                                          \
@@ -56,9 +56,9 @@ int cqn_chaos_post_srq_recv(struct srq *srq, struct ibv_recv_wr *wr, struct ibv_
     return srq->context->ops.post_srq_recv(srq->ibv, wr, bad);
 }
 
-/* ---- a send that fails ---------------------------------------------------------------------- */
+/* ---- failing sends -------------------------------------------------------------------------- */
 
-/* The QP is set to the error state, so the device itself flushes what it has. */
+/* Moves the QP to the error state, so the device flushes its requests. */
 static void fail(struct qp *qp)
 {
     static const enum ibv_wc_status statuses[] = {IBV_WC_LOC_LEN_ERR,    IBV_WC_LOC_QP_OP_ERR,

@@ -3,7 +3,7 @@
  * Contexts, channels and asynchronous events.
  *
  * The fast verbs are inline functions of <infiniband/verbs.h>, which call through tables in the
- * context. Each context has its own copy of them, so these are what we change.
+ * context. Each context has its own copy of the tables; the observer replaces their entries.
  */
 #include <poll.h>
 #include <stddef.h>
@@ -21,7 +21,7 @@ struct counts cqn_counts;
 
 /* ---- contexts ------------------------------------------------------------------------------ */
 
-/* Whether the library that made the context has this function. */
+/* Whether the library that created the context has this function. */
 #define EXTENDED_HAS(verbs, function)                                              \
     ((verbs)->sz >= sizeof(*(verbs)) - offsetof(struct verbs_context, function) && \
      (verbs)->function)
@@ -45,8 +45,8 @@ static void replace_extended(struct context *context)
     }
 }
 
-/* Libraries over libibverbs, such as libmlx5, open devices in ways of their own: so a context is
- * known from the first call that has it, whichever that is. */
+/* Libraries on top of libibverbs, such as libmlx5, open devices in other ways, so the first call
+ * that passes a context registers it. Returns the context, or NULL. */
 struct context *cqn_context(struct ibv_context *ibv)
 {
     struct context *context = cqn_object(ibv);
@@ -105,7 +105,7 @@ int cqn_hook_ibv_close_device(struct ibv_context *ibv)
         }
         cqn_qp_context_closed(context);
         cqn_table_remove(&cqn_objects, (uintptr_t)ibv);
-        cqn_free(context, sizeof(*context)); /* its table stays: others may read it */
+        cqn_free(context, sizeof(*context)); /* the table stays: another thread may read it */
     }
     return cqn_real.ibv_close_device(ibv);
 }
@@ -164,8 +164,8 @@ int cqn_hook_ibv_get_async_event(struct ibv_context *ibv, struct ibv_async_event
 
 /* ---- channels ------------------------------------------------------------------------------ */
 
-/* A thread that sleeps on a channel as it is destroyed reads this memory when it wakes: so it is
- * never used for anything else. */
+/* A thread that sleeps on a channel while it is destroyed reads this memory when it wakes, so the
+ * memory is reused only for channels. */
 static struct channel *spare_channels;
 
 static struct channel *new_channel(void)
@@ -205,7 +205,7 @@ int cqn_hook_ibv_destroy_comp_channel(struct ibv_comp_channel *ibv)
     struct channel *channel = cqn_object(ibv);
     int descriptor = ibv->fd;
     if (channel)
-        cqn_sleep_no_channel(channel); /* before another thread is given the number */
+        cqn_sleep_no_channel(channel); /* before another thread can get the number */
     int result = cqn_real.ibv_destroy_comp_channel(ibv);
     if (!channel)
         return result;

@@ -2,8 +2,9 @@
 /*
  * Completion queues: create, poll, arm, event, acknowledge, destroy.
  *
- * While a thread sleeps on a CQ's channel, the look (sleep.c) may poll the CQ. What it takes it
- * keeps, and the program's next polls hand it out: in the order of the device, and nothing is lost.
+ * While a thread sleeps on a CQ's channel, the observer may look at the CQ (sleep.c), which polls
+ * it. The completions found are kept for the program's next polls, in the order of the device; none
+ * is lost.
  */
 #include <errno.h>
 
@@ -112,8 +113,9 @@ void cqn_cq_polled(struct cq *cq, int asked, int got, uint64_t time)
            .detail = (uint32_t)asked, .caller = cq->poll.caller);
 }
 
-/* All that a poll got, if they are successes of the QP that the last one was of, in the order of
- * its requests: nearly always. An SRQ's requests are not in the QP's queue. */
+/* Retires all completions of a poll if they are successes of the same QP as the last one, in the
+ * order of its requests; false if not, and rarely. The requests of an SRQ are not in the QP's
+ * queue. */
 static inline bool completed_all(struct cq *cq, const struct ibv_wc *wc, uint32_t count)
 {
     struct qp *qp = cq->last_qp;
@@ -136,7 +138,7 @@ static __attribute__((noinline)) void record_all(const struct cq *cq, int asked,
            .number = (uint32_t)got, .detail = (uint32_t)asked, .caller = cq->poll.caller);
 }
 
-/* One by one, except runs of successes. The first `kept` were seen before. */
+/* Processes completions one by one, except runs of successes. The first `kept` were seen before. */
 static void completed_each(struct cq *cq, const struct ibv_wc *wc, int count, int kept,
                            uint64_t time)
 {
@@ -149,7 +151,7 @@ static void completed_each(struct cq *cq, const struct ibv_wc *wc, int count, in
     }
 }
 
-/* Where completions were kept, or faults are made. */
+/* A poll with kept completions, or with faults enabled. */
 static __attribute__((noinline)) int poll_kept(struct cq *cq, int asked, struct ibv_wc *wc)
 {
     int kept = 0, got = 0, count = asked;
@@ -204,7 +206,7 @@ int cqn_op_poll_cq(struct ibv_cq *ibv, int count, struct ibv_wc *wc)
 
 /* ---- the look ----------------------------------------------------------------------------- */
 
-/* As many as the CQ holds; more come if the program's peers go on. */
+/* Space for as many as the CQ holds and some more, because the program's peers may continue. */
 static bool make_room(struct cq *cq)
 {
     if (!cq->kept) {
@@ -262,7 +264,7 @@ int cqn_op_req_notify_cq(struct ibv_cq *ibv, int solicited_only)
     if (!cq)
         return cqn_context(ibv->context)->ops.req_notify_cq(ibv, solicited_only);
     SITE_HERE(&cq->arm);
-    /* Before the device is: its event may be read by another thread at once. */
+    /* Set before the device is armed: another thread may read the event at once. */
     enum armed before = cq->armed;
     cq->arms++;
     cq->arms_since_event++;
@@ -314,7 +316,7 @@ void cqn_hook_ibv_ack_cq_events(struct ibv_cq *ibv, unsigned int count)
 
 /* ---- destroy ------------------------------------------------------------------------------- */
 
-/* Out of the sight of threads that look while they sleep on its channel. */
+/* Hides the CQ from threads that look while they sleep on its channel. */
 static void hide(struct cq *cq)
 {
     cqn_lock(&cqn_lists_lock);
@@ -322,7 +324,7 @@ static void hide(struct cq *cq)
     if (cq->channel)
         CQN_UNLINK(&cq->channel->cqs, cq, in_channel);
     cqn_unlock(&cqn_lists_lock);
-    /* And another CQ may be given the address as soon as this one is destroyed. */
+    /* Another CQ can get the same address as soon as this one is destroyed. */
     cqn_table_remove(&cqn_objects, (uintptr_t)cq->ibv);
 }
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Extended CQs: polled by ibv_start_poll(), ibv_next_poll() and ibv_end_poll(), and read field by
- * field. Their functions are in the CQ itself, and so are ours.
+ * field. Their functions are members of the CQ, which the observer replaces.
  *
- * From start to end the CQ's lock is held, as providers hold theirs. Completions that the look kept
- * come first; then the device is polled.
+ * The CQ's lock is held from start to end, as providers do. Completions kept by a look are returned
+ * first, then those of the device.
  */
 #include <errno.h>
 
@@ -13,17 +13,17 @@
 #include "ops.h"
 
 struct cq_ex {
-    struct ibv_cq_ex real; /* its functions, as the provider set them */
+    struct ibv_cq_ex real; /* the functions of the provider */
     struct kept current;
-    bool in_kept; /* `current` is what the program reads */
-    bool started; /* the device's poll is */
+    bool in_kept; /* the program reads `current` */
+    bool started; /* the device's poll has begun */
     int got;
     bool emptied;
 };
 
-/* ---- one completion of the device ---------------------------------------------------------- */
+/* ---- a completion of the device ------------------------------------------------------------- */
 
-/* The fields that the CQ was created with. */
+/* Reads the fields that the observer needs, if the CQ was created with them. */
 static struct ibv_wc brief(struct cq *cq)
 {
     struct ibv_cq_ex *ibv = (struct ibv_cq_ex *)cq->ibv;
@@ -98,7 +98,7 @@ static bool show_kept(struct cq *cq)
     return true;
 }
 
-/* The device's answer, to start or to next. */
+/* Processes the device's result of start or next. Returns it. */
 static int show_device(struct cq *cq, int result)
 {
     if (result == 0) {
@@ -166,7 +166,7 @@ static void end_poll(struct ibv_cq_ex *ibv)
     finish(cq);
 }
 
-/* ---- reading a field ------------------------------------------------------------------------ */
+/* ---- reading fields ------------------------------------------------------------------------- */
 
 #define READER(type, function, field)                                    \
     static type function(struct ibv_cq_ex *ibv)                          \
@@ -230,7 +230,7 @@ static void wrap(struct cq *cq)
 #undef REPLACE
 }
 
-/* Which QP a completion is of is always asked for. */
+/* Always requests the number of the QP; if the device refuses it, creates the CQ without it. */
 struct ibv_cq_ex *cqn_op_create_cq_ex(struct ibv_context *ibv_context,
                                       struct ibv_cq_init_attr_ex *attr)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The functions of the program that the observer stands for. */
+/* The functions of the program that the observer intercepts. */
 #ifndef CQN_CHECK_HOOKS_H
 #define CQN_CHECK_HOOKS_H
 
@@ -13,11 +13,11 @@
 #include "../base/observer.h"
 #include "check.h"
 
-#undef ibv_reg_mr /* macros of the header, which choose between the functions */
+#undef ibv_reg_mr /* macros of the header, which select among the functions */
 #undef ibv_reg_mr_iova
 
-/* Type, name, arguments. Each has its hook, cqn_hook_NAME, and the program's own, cqn_real.NAME: of
- * the program's namespace, so that the errno it sets is the program's. */
+/* Type, name, arguments. cqn_hook_NAME is the hook, cqn_real.NAME the program's own function: it is
+ * in the program's namespace, and sets the program's errno. */
 #define HOOKS(HOOK)                                                                          \
     HOOK(struct ibv_context *, ibv_open_device, (struct ibv_device *))                       \
     HOOK(struct ibv_context *, ibv_import_device, (int))                                     \

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A lock of one word.
+ * A lock in one word.
  *
- * The observer has a libc of its own, which knows nothing of the program's threads: in glibc 2.36
- * its mutexes and its malloc() take the process for single-threaded, and don't lock at all. So the
- * observer uses neither.
+ * The observer has its own libc, which does not know about the program's threads: in glibc 2.36 its
+ * mutexes and its malloc() assume a single thread, and do not lock at all. The observer therefore
+ * uses neither.
  */
 #ifndef CQN_CHECK_LOCK_H
 #define CQN_CHECK_LOCK_H
@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 typedef struct {
-    uint32_t state; /* 0: free, 1: held, 2: held, and others may sleep */
+    uint32_t state; /* 0: free, 1: held, 2: held, threads may sleep */
 } lock_t;
 
 static inline bool cqn_trylock(lock_t *lock)

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: MIT */
+/* Writing the log, whose format is in log.h: one write() for each line. */
 #include "log.h"
 
 #include <stdarg.h>
@@ -26,7 +27,7 @@ static void add(struct line *line, const char *format, ...)
         line->length += (uint32_t)((size_t)length < space ? (size_t)length : space - 1);
 }
 
-/* A JSON string. Bytes that are not ASCII go out as they are: a path may be of any encoding. */
+/* Appends a JSON string. Bytes outside ASCII are not converted: a path may have any encoding. */
 static void add_text(struct line *line, const char *text, size_t length)
 {
     add(line, "\"");
@@ -141,7 +142,7 @@ void cqn_finding_text(struct line *line, const char *name, const char *value)
     add(line, "\"%s\": \"%s\"", name, value);
 }
 
-/* The places follow the values. */
+/* Appends a place; places follow the values. */
 static void add_place(struct line *line, const char *what, uint32_t tid,
                       const struct backtrace *backtrace)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The observer's memory: pieces of a power of two, cut from large mappings and kept for the next
- * of their size. What is read without a lock, a table's slots, is never given back.
+ * The observer's memory: blocks whose sizes are powers of two, cut from large mappings and kept for
+ * reuse. The slots of a table are read without a lock, and never freed.
  */
 #include "memory.h"
 
@@ -14,7 +14,7 @@
 enum { SMALLEST = 5, LARGEST = 16, CHUNK = 1 << 20 };
 
 static lock_t heap_lock, table_lock;
-static void *kept[LARGEST + 1]; /* by the power: a list through the first word */
+static void *kept[LARGEST + 1]; /* by power: a list linked through the first word */
 static char *chunk;
 static size_t chunk_left;
 
@@ -82,7 +82,7 @@ void cqn_free(void *memory, size_t size)
 
 static const uintptr_t GONE = 1;
 
-/* Returns whether a free slot was used up. */
+/* Returns true if it took a free slot, false for the slot of a removed key. */
 static bool insert(struct slots *slots, uintptr_t key, void *value)
 {
     size_t i = cqn_table_place(key);
@@ -95,7 +95,8 @@ static bool insert(struct slots *slots, uintptr_t key, void *value)
     return was_free;
 }
 
-/* Double the table. Readers may still be in the old slots. */
+/* Copies the keys in use to new slots, with space for more. Readers may still use the old slots.
+ * Returns false if there is no memory. */
 static bool renew(struct table *table)
 {
     const struct slots *old = table->slots;
@@ -138,7 +139,7 @@ void cqn_table_remove(struct table *table, uintptr_t key)
     }
     if (slots) {
         __atomic_store_n(&slots->slot[i & slots->mask].key, GONE, __ATOMIC_RELEASE);
-        /* Those at the end of a run lead nowhere. */
+        /* Removed slots at the end of a run become free: no search passes them. */
         for (size_t end = i; slots->slot[(end + 1) & slots->mask].key == 0 &&
                              slots->slot[end & slots->mask].key == GONE;
              end--) {

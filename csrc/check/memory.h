@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Zeroed memory, or NULL; and its return, of the same size. */
+/* Returns zeroed memory, or NULL; cqn_free() takes the same size. */
 void *cqn_alloc(size_t size);
 void cqn_free(void *memory, size_t size);
 
@@ -20,11 +20,11 @@ struct slots {
     struct slot slot[];
 };
 
-/* A table by key, which is not 0. Reading takes no lock: a key that is being added or removed by
- * another thread is found or not. */
+/* A table by key, which is neither 0 nor 1. Reading takes no lock: a key that another thread is
+ * adding or removing may or may not be found. */
 struct table {
     struct slots *slots;
-    uint32_t used; /* with those that were removed */
+    uint32_t used; /* including removed keys */
 };
 
 void cqn_table_put(struct table *table, uintptr_t key, void *value);

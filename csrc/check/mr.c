@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Regions: registered, deregistered; and memory that is given back while requests use it. */
+/* Regions: registered and deregistered; and memory freed while requests use it. */
 #include "chaos.h"
 #include "hooks.h"
 #include "ops.h"
@@ -16,11 +16,11 @@ struct region {
 
 static lock_t lock;
 static struct region *regions;
-static struct table by_address; /* the start of the latest region there */
-/* Where the regions are, so that nearly every free() is told from theirs by two comparisons. */
+static struct table by_address; /* by start address: the latest region there */
+/* The range of all regions: two comparisons rule out nearly every free(). */
 static uintptr_t lowest = UINTPTR_MAX, highest;
 
-/* One of these calls may make another: the region is known then. */
+/* Adds a region. One registering function may call another; the region is already known then. */
 static void add(struct ibv_mr *ibv)
 {
     bool is_new = ibv && !cqn_object(ibv);
@@ -119,7 +119,7 @@ int cqn_hook_ibv_dereg_mr(struct ibv_mr *ibv)
     return result;
 }
 
-/* This thread holds the lock. The functions that it calls meanwhile may free memory, too. */
+/* This thread holds the lock. The functions that it calls may free memory, too. */
 static _Thread_local bool inside;
 
 static bool concerns_regions(uintptr_t start, size_t length)
@@ -155,7 +155,7 @@ int cqn_hook_munmap(void *address, size_t length)
     return cqn_real.munmap(address, length);
 }
 
-/* Only of what begins where a region does: of memory that was allocated for it. */
+/* Checks only memory that begins where a region does: memory allocated for it. */
 void cqn_hook_free(void *memory)
 {
     if (concerns_regions((uintptr_t)memory, 1)) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What the observer knows of the program's objects. Each is numbered from 1 within its kind. */
+/* The observer's data about the program's objects. Each kind is numbered from 1. */
 #ifndef CQN_CHECK_OBJECTS_H
 #define CQN_CHECK_OBJECTS_H
 
@@ -16,25 +16,25 @@
 
 struct context {
     struct ibv_context *ibv;
-    struct ibv_context_ops ops; /* the provider's, as those that follow */
+    struct ibv_context_ops ops; /* the provider's functions, like the next three */
     struct ibv_cq_ex *(*create_cq_ex)(struct ibv_context *, struct ibv_cq_init_attr_ex *);
     struct ibv_qp *(*create_qp_ex)(struct ibv_context *, struct ibv_qp_init_attr_ex *);
     struct ibv_srq *(*create_srq_ex)(struct ibv_context *, struct ibv_srq_init_attr_ex *);
-    struct table qps; /* by their numbers */
+    struct table qps; /* by qp_num */
     uint32_t number;
 };
 
 struct channel {
-    struct channel *next; /* of those that are free */
+    struct channel *next; /* in the list of unused ones */
     struct ibv_comp_channel *ibv;
     struct cq *cqs;
     uint32_t number;
     int descriptor;
     uint32_t nothing_armed; /* the finding, while it holds */
-    bool known_readable;    /* the program was told, and has not read since; for chaos.c */
+    bool known_readable;    /* the program knows it, and has not read since; for chaos.c */
 };
 
-/* Take an object, which is there, out of a list through its member `link`. */
+/* Removes an object from a list that contains it, linked by the member `link`. */
 #define CQN_UNLINK(head, object, link)    \
     do {                                  \
         __typeof__(object) *place = head; \
@@ -43,14 +43,14 @@ struct channel {
         *place = (object)->link;          \
     } while (0)
 
-/* Guards the lists of objects, not what the objects hold. */
+/* Guards the lists of objects, not the objects. */
 extern lock_t cqn_lists_lock;
 extern struct cq *cqn_cqs;
 extern struct qp *cqn_qps;
 extern struct srq *cqn_srqs;
-extern struct table cqn_objects HIDDEN; /* by the address of the program's */
+extern struct table cqn_objects HIDDEN; /* by the address of the program's object */
 
-struct context *cqn_context(struct ibv_context *ibv); /* known from now on */
+struct context *cqn_context(struct ibv_context *ibv); /* registers the context if needed */
 
 static inline void *cqn_object(const void *ibv)
 {
@@ -59,11 +59,11 @@ static inline void *cqn_object(const void *ibv)
 
 /* ---- completion queues (cq.c) -------------------------------------------------------------- */
 
-/* What the program knows of it: the event that disarms a CQ is read later than it is raised. If it
- * was armed again in between, the event may be of either arm. */
+/* The program's view of a CQ: the event that disarms it is read later than it is raised. If the CQ
+ * is armed again in between, the event may belong to either arm. */
 enum armed { NOT_ARMED, ARMED_SOLICITED, MAYBE_ARMED, ARMED };
 
-/* A completion that the look took, of a plain CQ or of an extended one. */
+/* A completion polled by a look; from any kind of CQ. */
 struct kept {
     struct ibv_wc wc;
     uint64_t timestamp;
@@ -79,53 +79,54 @@ struct cq {
     struct ibv_cq *ibv;
     struct context *context;
     struct channel *channel;
-    struct cq_ex *ex; /* if it was created as an extended one */
+    struct cq_ex *ex; /* if it is an extended CQ */
     uint32_t number;
     uint32_t entries;
 
-    /* The completions that come next: taken in this order, under the lock. */
+    /* The completions to return next, in this order. Guarded by the lock. */
     lock_t lock;
-    struct kept *kept; /* a ring of `room`, with `waiting` of them from `first` on */
+    struct kept *kept; /* a ring of `room`, `waiting` of them from `first` */
     uint32_t first, waiting, room;
-    struct qp *last_qp; /* that of the last completion */
-    bool held;          /* the last poll was left without any by chaos.c */
+    struct qp *last_qp; /* the QP of the last completion */
+    bool held;          /* chaos.c emptied the last poll */
 
-    /* Notification. Set by whichever thread arms, gets an event or polls. */
+    /* Notification. Set by the thread that arms, gets an event or polls. */
     enum armed armed;
     uint32_t arms_since_event;
     bool was_armed;                /* ever */
     bool polled;                   /* since it was armed */
-    bool emptied;                  /* a poll since it was armed found its end */
-    bool slept_unpolled;           /* after the arm before */
-    uint32_t in_flight_when_armed; /* if it slept unpolled after the arm before */
+    bool emptied;                  /* a poll since it was armed reached the end */
+    bool slept_unpolled;           /* after the previous arm */
+    uint32_t in_flight_when_armed; /* if slept unpolled after the previous arm */
 
-    uint32_t looks; /* that found completions, since the program polled last */
-    uint32_t lost;  /* the finding that a wake-up was lost, while it may be withdrawn */
+    uint32_t looks; /* that found completions since the program's last poll */
+    uint32_t lost;  /* the finding of a lost wake-up, while it may be withdrawn */
     bool lost_stays;
 
     uint64_t arms, events, polls, acked, completions, sleeps;
-    bool event_unpolled; /* an event came, and nobody polled since */
+    bool event_unpolled; /* no poll since the last event */
     uint64_t spurious;   /* events after which the poll found nothing */
-    /* Signaled sends: those that were posted, less those that were dropped; and those of them that
-     * ended, with the lock. The others are in flight. */
+    /* Signaled sends: posted, without the dropped ones; and ended, with the lock. The others are in
+     * flight. */
     uint32_t sends_posted, sends_ended;
 
-    /* The completions that the last look found, and the call that slept through them. */
+    /* The completions found by the last look, and the sleeping call. */
     uint32_t late_completions;
     const char *late_call;
 
-    /* Findings that are made once, and how often there was reason for them. */
+    /* Findings reported once, and how often there was cause. */
     uint32_t late, late_times, not_polled, not_polled_times, not_polled_requests;
     uint32_t too_small, solicited_only, destroyed_qp, destroyed_qp_times, over_acked;
     struct site arm, poll, ack;
 };
 
 struct cq *cqn_cq_add(struct ibv_cq *ibv);
-/* Keeps what has come, unless another thread polls just then; whether anything waits. */
+/* Keeps the completions that have arrived, unless another thread is polling. Returns whether any
+ * are kept. */
 bool cqn_cq_look(struct cq *cq);
-void cqn_cq_fill(struct cq *cq);              /* with the lock: keeps what has come */
-struct kept *cqn_cq_next_kept(struct cq *cq); /* with the lock: taken out; or NULL */
-/* The program was given `got` of the `asked` completions; each of them; with the lock. */
+void cqn_cq_fill(struct cq *cq);              /* with the lock: keeps all that have arrived */
+struct kept *cqn_cq_next_kept(struct cq *cq); /* with the lock: removes the next; or NULL */
+/* The program got `got` of the `asked` completions; one of them. Called with the lock. */
 void cqn_cq_polled(struct cq *cq, int asked, int got, uint64_t time);
 void cqn_cq_completed(struct cq *cq, const struct ibv_wc *wc, bool seen, uint64_t time);
 void cqn_cq_event(struct ibv_cq *ibv, struct channel *channel);
@@ -135,38 +136,38 @@ static inline void cqn_cq_end_sends(struct cq *cq, uint32_t signaled)
     __atomic_store_n(&cq->sends_ended, cq->sends_ended + signaled, __ATOMIC_RELAXED);
 }
 
-/* ---- extended ones (cq_ex.c) --------------------------------------------------------------- */
+/* ---- extended CQs (cq_ex.c) ----------------------------------------------------------------- */
 
 void cqn_cq_ex_free(struct cq_ex *ex);
-/* One completion of the device, read as a whole; or false. */
+/* Reads a completion of the device with all its fields. Returns false if there is none. */
 bool cqn_cq_ex_take(struct cq *cq, struct kept *kept);
 
 /* ---- requests in flight (queue.c) ---------------------------------------------------------- */
 
-/* A signaled request in flight has the state 0, and others have bits that no status has: see
+/* The state of a signaled request in flight is 0; others have bits that no status has: see
  * run.h. */
 enum request_state {
-    REQUEST_DONE = 1 << 29, /* of an SRQ, which are done in any order */
+    REQUEST_DONE = 1 << 29, /* of an SRQ, whose requests end in any order */
     REQUEST_UNSIGNALED = 1 << 30,
 };
 
-/* Laid out as the completion that it has if all goes well: wr_id, status, opcode. */
+/* Laid out like its completion if it succeeds: wr_id, status, opcode. */
 struct request {
     uint64_t wr_id;
     uint32_t state;
-    uint32_t kind; /* IBV_WC_RECV, or 0 for a send; above it, how many keys it has */
+    uint32_t kind; /* IBV_WC_RECV, or 0 for a send; above it, the number of keys */
 };
 
 enum { KEYS_SHIFT = 16 };
 
-/* Requests from `head` to `tail`, modulo the size. A post holds `lock` and moves the tail; a poll
- * holds the CQ's lock, or an SRQ's `head_lock`, and moves the head. */
+/* Requests from `head` to `tail`, modulo the size. A post holds `lock` and advances the tail; a
+ * poll holds the CQ's lock, or an SRQ's `head_lock`, and advances the head. */
 struct queue {
-    struct request *requests; /* NULL: not followed */
-    uint32_t *keys;           /* `width` of each: the lkeys of its SGEs */
+    struct request *requests; /* NULL: not tracked */
+    uint32_t *keys;           /* `width` per request: the lkeys of its SGEs */
     uint32_t size;            /* a power of two */
     uint32_t width;
-    uint32_t depth; /* what the program may have in it */
+    uint32_t depth; /* the program's limit */
     uint32_t head, tail;
     lock_t lock;
 };
@@ -174,13 +175,13 @@ struct queue {
 void cqn_queue_init(struct queue *queue, uint32_t depth, uint32_t sges);
 void cqn_queue_free(struct queue *queue);
 void cqn_queue_take_back(struct queue *queue, uint32_t count);
-/* Takes what ends with a completion; the number of signaled requests taken. */
+/* Removes the requests that a completion ends. Returns the number of signaled ones. */
 uint32_t cqn_queue_retire(struct queue *queue, uint64_t wr_id, bool failed);
 int cqn_queue_retire_run(struct queue *queue, const struct ibv_wc *wc, int count);
-bool cqn_queue_retire_any(struct queue *queue, uint64_t wr_id); /* an SRQ's */
+bool cqn_queue_retire_any(struct queue *queue, uint64_t wr_id); /* for an SRQ */
 uint32_t cqn_queue_clear(struct queue *queue);
 bool cqn_queue_has(const struct queue *queue, uint64_t wr_id);
-bool cqn_queue_frees_itself(const struct queue *queue); /* something in it is signaled */
+bool cqn_queue_frees_itself(const struct queue *queue); /* whether any request is signaled */
 uint32_t cqn_queue_using(const struct queue *queue, uint32_t lkey, uint64_t *wr_id);
 
 static inline uint32_t cqn_queue_count(const struct queue *queue)
@@ -194,8 +195,8 @@ static inline struct request *cqn_queue_at(const struct queue *queue, uint32_t p
     return &queue->requests[place & (queue->size - 1)];
 }
 
-/* The next request, to be given its keys and then committed; or NULL. If there are more than the
- * queue holds, some ended in a way that we don't see: the oldest goes. */
+/* Returns the next request, to be given its keys and then committed; or NULL. If the queue is full,
+ * requests have ended unseen, and the oldest is dropped. */
 static inline struct request *cqn_queue_next(struct queue *queue, uint64_t wr_id, uint32_t state,
                                              uint32_t kind)
 {
@@ -208,7 +209,8 @@ static inline struct request *cqn_queue_next(struct queue *queue, uint64_t wr_id
     return request;
 }
 
-/* The lkeys of the next request; it may have no more than the QP, or else it is refused. */
+/* Sets the lkeys of the next request. A request with more SGEs than the QP allows is refused
+ * later. */
 static inline void cqn_queue_set_keys(const struct queue *queue, struct request *request,
                                       const struct ibv_sge *sges, uint32_t count)
 {
@@ -233,7 +235,7 @@ struct srq {
     struct context *context;
     uint32_t number;
     struct queue receives;
-    uint32_t doubtful; /* those before it may have been taken by a QP that has stopped since */
+    uint32_t doubtful; /* earlier ones may have gone to a QP that has stopped since */
     lock_t head_lock;
     struct site post;
 };
@@ -247,26 +249,27 @@ struct qp {
     struct qp_ex *ex;
     uint32_t number;
     uint32_t qp_num;
-    enum ibv_qp_state state; /* as the program set it */
+    enum ibv_qp_state state; /* last set by the program */
     bool all_signaled;
     struct queue sends, receives;
     uint64_t posts;
-    /* The finding of its first completion with an error, and the flushed ones that followed. */
+    /* The finding of its first completion with an error, and the number of flushed ones after it.
+     */
     uint32_t failed, failed_status, failed_vendor, failed_cq, flushed;
     uint64_t failed_wr_id;
-    uint32_t reused, full; /* findings that are made once */
-    uint32_t chaos_status; /* drawn for its first send that is flushed; or 0 */
+    uint32_t reused, full; /* findings reported once */
+    uint32_t chaos_status; /* drawn for its first flushed send; or 0 */
     struct site post_send, post_recv, destroy, failed_poll;
 };
 
 void cqn_qp_completed(struct cq *cq, const struct ibv_wc *wc);
-/* The same for those at the start that are successes of the QP that the last one was of, in the
- * order of its requests; how many. */
+/* The same for the leading completions that are successes of the same QP as the last one, in the
+ * order of its requests. Returns their number. */
 int cqn_qp_completed_run(struct cq *cq, const struct ibv_wc *wc, int count);
 struct qp *cqn_qp_of(const struct cq *cq, uint32_t qp_num); /* or NULL */
-/* Requests in flight whose completions would come to this CQ. */
+/* Returns the number of requests in flight whose completions go to this CQ. */
 uint32_t cqn_cq_in_flight(const struct cq *cq);
-/* A request in flight that uses a region of this key, in a QP that is not in an error state. */
+/* Requests in flight that use a region with this key, in a QP that is not in an error state. */
 struct use {
     uint32_t requests, qp;
     uint64_t wr_id;
@@ -275,7 +278,7 @@ struct use {
 void cqn_qp_context_closed(const struct context *context);
 bool cqn_qp_find_use(const struct context *context, uint32_t lkey, struct use *use);
 
-/* Shared by both ways to post a send (qp.c, qp_ex.c). The caller holds the queue's lock. */
+/* Shared by both ways of posting a send (qp.c, qp_ex.c). Called with the queue's lock. */
 void cqn_qp_count_sends(struct qp *qp, uint32_t signaled);
 void cqn_qp_drop_sends(struct qp *qp, uint32_t signaled);
 void cqn_qp_sends_refused(struct qp *qp, int error, uint32_t refused);
@@ -285,14 +288,15 @@ void cqn_qp_ex_free(struct qp_ex *ex);
 /* ---- sleep.c ------------------------------------------------------------------------------- */
 
 void cqn_sleep_channel(int descriptor, struct channel *channel);
-void cqn_sleep_no_channel(const struct channel *channel); /* no descriptor is its any longer */
+void cqn_sleep_no_channel(const struct channel *channel); /* removes all its descriptors */
 void cqn_sleep_armed(struct cq *cq);
 void cqn_sleep_polled(struct cq *cq);
 void cqn_sleep_event(struct cq *cq);
-/* Whether a signal has a handler that ends a sleep; one with SA_RESTART counts as such if asked. */
+/* Whether a signal has a handler that ends a sleep. A handler with SA_RESTART counts only if
+ * `that_restarts`. */
 bool cqn_sleep_has_handler(bool that_restarts);
 
-/* ---- report.c: the rules that more than one call decides, or the end ----------------------- */
+/* ---- report.c: rules decided by several calls, or at the end -------------------------------- */
 
 void cqn_report_over_acked(struct cq *cq);
 void cqn_report_destroy_hangs(struct cq *cq);
@@ -306,6 +310,6 @@ void cqn_report_too_small(struct cq *cq, const struct qp *qp, uint32_t sends);
 void cqn_report_full(struct qp *qp);
 void cqn_report_reused(struct qp *qp, uint64_t wr_id, bool send, const struct site *post);
 void cqn_report_destroyed(struct cq *cq, struct qp *qp);
-void cqn_report_so_far(void); /* the sums, before what hangs; with cqn_lists_lock */
+void cqn_report_so_far(void); /* the sums, before a hang; with cqn_lists_lock */
 
 #endif

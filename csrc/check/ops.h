@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What the observer puts into the tables of a context, and its sums. */
+/* The functions that the observer puts into the tables of a context, and its sums. */
 #ifndef CQN_CHECK_OPS_H
 #define CQN_CHECK_OPS_H
 
@@ -15,7 +15,8 @@ struct ibv_cq_ex *cqn_op_create_cq_ex(struct ibv_context *ibv, struct ibv_cq_ini
 struct ibv_qp *cqn_op_create_qp_ex(struct ibv_context *ibv, struct ibv_qp_init_attr_ex *attr);
 struct ibv_srq *cqn_op_create_srq_ex(struct ibv_context *ibv, struct ibv_srq_init_attr_ex *attr);
 
-/* Sums of the process. Each CQ counts its own calls, and adds them here as it ends. */
+/* The sums of the process. Each CQ counts its own calls, and adds them here when it is
+ * destroyed. */
 struct counts {
     uint32_t contexts, channels, cqs, qps, srqs, regions;
     uint64_t arms, events, acks, polls, completions, sleeps, posts;

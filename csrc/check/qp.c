@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Queue pairs and shared receive queues: create, modify, post, destroy; and which request each
+ * Queue pairs and shared receive queues: create, modify, post, destroy; and the request that each
  * completion ends.
  */
 #include "chaos.h"
 #include "hooks.h"
 #include "ops.h"
 
-/* So many destroyed ones are remembered. */
+/* The number of destroyed queue pairs to remember. */
 enum { REMEMBERED = 256, FIRST_POSTS = 64 };
 
 static struct qp *destroyed[REMEMBERED];
@@ -17,7 +17,7 @@ static uint32_t destroyed_count;
 
 static uintptr_t key_of(uint32_t qp_num)
 {
-    return (uintptr_t)qp_num + 2; /* 0 and 1 are none */
+    return (uintptr_t)qp_num + 2; /* 0 and 1 are no keys */
 }
 
 static struct qp *add(struct ibv_qp *ibv, const struct ibv_qp_cap *cap, bool all_signaled)
@@ -112,8 +112,8 @@ struct ibv_srq *cqn_op_create_srq_ex(struct ibv_context *ibv_context,
 
 /* ---- modify and destroy -------------------------------------------------------------------- */
 
-/* A QP that stops may have taken receives of its SRQ whose completions are not polled yet, or never
- * will be. Which these are can't be seen, so none that was posted before counts as in flight. */
+/* A QP that stops may have taken receives of its SRQ whose completions have not been polled, or
+ * never will be. These receives cannot be identified, so none posted before counts as in flight. */
 static void doubt_receives(const struct qp *qp)
 {
     if (!qp->srq)
@@ -139,7 +139,7 @@ int cqn_hook_ibv_modify_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int mas
             qp->chaos_status = 0;
         if (qp->state == IBV_QPS_ERR || qp->state == IBV_QPS_RESET)
             doubt_receives(qp);
-        if (qp->state == IBV_QPS_RESET) { /* which drops them, without completions */
+        if (qp->state == IBV_QPS_RESET) { /* drops them without completions */
             cqn_qp_drop_sends(qp, cqn_queue_clear(&qp->sends));
             cqn_queue_clear(&qp->receives);
         }
@@ -147,7 +147,7 @@ int cqn_hook_ibv_modify_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int mas
     return result;
 }
 
-/* It stays known by its number: completions may still come. */
+/* Keeps a destroyed queue pair, known by its number: completions may still arrive. */
 static void remember(struct qp *qp)
 {
     struct qp **place = &destroyed[destroyed_count++ % REMEMBERED];
@@ -170,7 +170,7 @@ static void forget_last(struct cq *cq, const struct qp *qp)
     cqn_unlock(&cq->lock);
 }
 
-/* The context of those that are remembered is about to go. */
+/* The context of remembered queue pairs is about to be freed. */
 void cqn_qp_context_closed(const struct context *context)
 {
     cqn_lock(&cqn_lists_lock);
@@ -200,7 +200,7 @@ int cqn_hook_ibv_destroy_qp(struct ibv_qp *ibv)
     cqn_lock(&cqn_lists_lock);
     CQN_UNLINK(&cqn_qps, qp, next);
     cqn_unlock(&cqn_lists_lock);
-    qp->ibv = NULL; /* before: no poll takes it for the last one again */
+    qp->ibv = NULL; /* first, so no poll makes it the last one again */
     forget_last(qp->send_cq, qp);
     forget_last(qp->recv_cq, qp);
     cqn_queue_free(&qp->sends);
@@ -244,8 +244,8 @@ static uint32_t bytes_of(const struct ibv_sge *sges, int count)
     return bytes;
 }
 
-/* Whether a request in flight has this wr_id already; asked of a queue's first only, as it takes
- * time. */
+/* Reports a request in flight with the same wr_id. Only the first posts of a queue are checked,
+ * because the search takes time. */
 static void check_reuse(struct qp *qp, const struct queue *queue, uint64_t wr_id,
                         const struct site *post)
 {
@@ -263,7 +263,7 @@ void cqn_qp_sends_refused(struct qp *qp, int error, uint32_t refused)
         cqn_report_full(qp);
 }
 
-/* Called before the device has the sends: their completions may be polled at once. */
+/* Called before the device gets the sends: their completions can be polled at once. */
 void cqn_qp_count_sends(struct qp *qp, uint32_t signaled)
 {
     if (!qp->send_cq || signaled == 0)
@@ -279,7 +279,7 @@ static bool is_signaled(const struct qp *qp, const struct ibv_send_wr *wr)
     return qp->all_signaled || wr->send_flags & IBV_SEND_SIGNALED;
 }
 
-/* Returns whether it is signaled. */
+/* Returns whether the send is signaled. */
 static bool push_send(struct qp *qp, const struct ibv_send_wr *wr, uint64_t now)
 {
     bool signaled = is_signaled(qp, wr);
@@ -410,8 +410,8 @@ static void retire_receive(struct qp *qp, const struct ibv_wc *wc)
     cqn_unlock(&qp->srq->head_lock);
 }
 
-/* The opcode of a failed one is not valid: its queue is the one whose CQ it came from, or the one
- * that has such a request. */
+/* The opcode of a failed completion is invalid: its queue is the one whose CQ it came from, or the
+ * one that contains such a request. */
 static bool is_receive(const struct cq *cq, const struct qp *qp, const struct ibv_wc *wc)
 {
     if (wc->status == IBV_WC_SUCCESS)
@@ -477,7 +477,7 @@ void cqn_qp_completed(struct cq *cq, const struct ibv_wc *wc)
         note_failure(cq, qp, wc);
 }
 
-/* With the lock of the lists. */
+/* Called with the lock of the lists. */
 uint32_t cqn_cq_in_flight(const struct cq *cq)
 {
     uint32_t count = 0;
@@ -492,8 +492,8 @@ uint32_t cqn_cq_in_flight(const struct cq *cq)
 
 /* ---- memory in use ------------------------------------------------------------------------- */
 
-/* Whether the device surely still uses its requests' memory; the state that counts is the device's.
- * An iWARP QP that was disconnected is in SQD: nothing comes to it any more. */
+/* Whether the device certainly still uses the memory of the requests, by the device's own state. A
+ * disconnected iWARP QP is in SQD, and receives nothing more. */
 static bool is_live(const struct qp *qp)
 {
     if (qp->state == IBV_QPS_RESET || qp->state == IBV_QPS_ERR)

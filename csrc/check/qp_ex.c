@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Extended queue pairs: sends that are built call by call, from ibv_wr_start() to
- * ibv_wr_complete(). Their functions are in the QP itself, and so are ours.
+ * Extended queue pairs: sends built call by call, from ibv_wr_start() to ibv_wr_complete(). Their
+ * functions are members of the QP, which the observer replaces.
  *
- * From start to complete or abort the queue's lock is held, as providers hold theirs.
+ * The queue's lock is held from start to complete or abort, as providers do.
  */
 #include "hooks.h"
 #include "ops.h"
 
 struct qp_ex {
-    struct ibv_qp_ex real; /* its functions, as the provider set them */
-    struct request *last;  /* the request that is being built */
+    struct ibv_qp_ex real; /* the functions of the provider */
+    struct request *last;  /* the request under construction */
     uint32_t requests, signaled;
 };
 
@@ -19,7 +19,7 @@ static struct qp *of(struct ibv_qp_ex *ibv)
     return cqn_object(ibv);
 }
 
-/* The request before it is complete now. */
+/* Commits the previous request, which is complete now. */
 static void commit(struct qp *qp)
 {
     if (qp->ex->last)
@@ -43,7 +43,7 @@ static void build(struct qp *qp, enum ibv_wr_opcode opcode)
            .caller = qp->post_send.caller);
 }
 
-/* ---- what is built -------------------------------------------------------------------------- */
+/* ---- building ------------------------------------------------------------------------------- */
 
 #define BUILDER(function, opcode, parameters, ...) \
     static void function parameters                \
@@ -158,7 +158,7 @@ void cqn_qp_ex_wrap(struct qp *qp, bool atomic_write)
     REPLACE(wr_start)
     REPLACE(wr_complete)
     REPLACE(wr_abort)
-    if (atomic_write) /* an older library's has no such place */
+    if (atomic_write) /* an older library's struct lacks this member */
         REPLACE(wr_atomic_write)
 #undef REPLACE
 }

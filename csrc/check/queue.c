@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Requests in flight: what was posted, and no completion has ended yet. */
+/* Requests in flight: posted, and not yet ended by a completion. */
 #include "run.h"
 
 void cqn_queue_init(struct queue *queue, uint32_t depth, uint32_t sges)
@@ -7,7 +7,7 @@ void cqn_queue_init(struct queue *queue, uint32_t depth, uint32_t sges)
     queue->depth = depth;
     if (depth == 0)
         return;
-    /* With room for a list that the device then refuses in part. */
+    /* Twice the depth, for a list that the device refuses in part. */
     uint32_t size = 1;
     while (size < 2 * depth)
         size *= 2;
@@ -24,7 +24,7 @@ void cqn_queue_free(struct queue *queue)
     *queue = (struct queue){0};
 }
 
-/* The newest were not accepted. */
+/* Removes the newest requests: the device refused them. */
 void cqn_queue_take_back(struct queue *queue, uint32_t count)
 {
     if (count > cqn_queue_count(queue))
@@ -37,8 +37,8 @@ static bool is_signaled(const struct request *request)
     return !(request->state & REQUEST_UNSIGNALED);
 }
 
-/* Requests end in order, and an unsignaled one with the next that is signaled; only one that failed
- * has a completion of its own. */
+/* Requests end in order, and an unsignaled one ends with the next signaled one; it has a completion
+ * of its own only if it failed. */
 uint32_t cqn_queue_retire(struct queue *queue, uint64_t wr_id, bool failed)
 {
     uint32_t tail = __atomic_load_n(&queue->tail, __ATOMIC_ACQUIRE);
@@ -54,8 +54,8 @@ uint32_t cqn_queue_retire(struct queue *queue, uint64_t wr_id, bool failed)
     return 0;
 }
 
-/* Takes those that end with the first of `count` completions, as far as these are successes of one
- * QP's queue in the order of its requests, which are all signaled: nearly always. How many. */
+/* Takes the requests of the leading completions that are successes of one QP's queue, in the order
+ * of its requests, all of them signaled; nearly always that is all. Returns their number. */
 int cqn_queue_retire_run(struct queue *queue, const struct ibv_wc *wc, int count)
 {
     uint32_t tail = __atomic_load_n(&queue->tail, __ATOMIC_ACQUIRE);
@@ -73,7 +73,7 @@ int cqn_queue_retire_run(struct queue *queue, const struct ibv_wc *wc, int count
     return run;
 }
 
-/* Some are at the end of the ring, the others at its start. */
+/* For requests that wrap around the end of the ring. */
 bool cqn_queue_matches_around(const struct queue *queue, const struct ibv_wc *wc, uint32_t count,
                               uint32_t qp_num)
 {
@@ -82,7 +82,7 @@ bool cqn_queue_matches_around(const struct queue *queue, const struct ibv_wc *wc
            cqn_run_matches(queue->requests, wc + to_end, count - to_end, qp_num);
 }
 
-/* All of them; the number of those that were signaled. */
+/* Removes all requests. Returns the number of signaled ones. */
 uint32_t cqn_queue_clear(struct queue *queue)
 {
     uint32_t signaled = 0;

@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A timeline: the file that the observer writes under CQNOTIFY_TRACE, and cqnotify.trace reads.
+ * A timeline: the file that the observer writes if CQNOTIFY_TRACE is set, and that cqnotify.trace
+ * reads.
  *
- * A header of one page, then a ring of records of 48 bytes, then a ring of completions of 16 bytes,
- * little endian. The file is mapped by the process that it is about, so it is complete however that
- * ends. The writer takes the next number, fills the record at this number modulo the capacity, and
- * writes `what` last: a record whose `what` is 0 was never finished. Numbers are taken before the
- * time is read, so the records of different threads may be out of order by the time of one call;
- * those of one thread never are.
+ * A header of one page is followed by a ring of records of 48 bytes and a ring of completions of 16
+ * bytes, little endian. The observed process maps the file, so the file is complete however the
+ * process ends. A writer takes the next number, fills the record at this number modulo the
+ * capacity, and writes `what` last: a record whose `what` is 0 was never finished. Numbers are
+ * taken before the time is read, so records of different threads may be out of order by the
+ * duration of a call; records of one thread are always in order.
  *
- * What nearly every poll gets, successes of one QP in the order of its requests, has no records but
- * that of the poll: the poll's says where they are in the ring of completions. A list of requests,
- * and the completions of other polls of ibv_poll_cq(), have one time.
+ * Nearly every poll returns successes of one QP in the order of its requests. These completions
+ * have no records: the record of the poll refers to the ring of completions. A list of requests has
+ * a single time, and so do the completions of other polls of ibv_poll_cq().
  */
 #ifndef CQN_RECORD_H
 #define CQN_RECORD_H
@@ -22,22 +23,22 @@
 
 struct timeline_header {
     char magic[8];
-    uint32_t header_size; /* 4096: where the records begin */
+    uint32_t header_size; /* 4096: the offset of the records */
     uint32_t record_size; /* 48 */
     uint64_t capacity;    /* of the ring, in records */
     uint64_t written;     /* the next record's number: above capacity, the oldest are lost */
-    uint64_t monotonic;   /* CLOCK_MONOTONIC and CLOCK_REALTIME of one moment, in ns */
+    uint64_t monotonic;   /* CLOCK_MONOTONIC and CLOCK_REALTIME at one moment, in ns */
     uint64_t realtime;
     uint32_t pid;
     uint32_t unused;
-    uint64_t completions; /* of their ring, a power of two */
-    uint64_t completed;   /* the next completion's number: above the former, the oldest are lost */
-    char command[4024];   /* the arguments of the process, with spaces between them */
+    uint64_t completions; /* the size of their ring, a power of two */
+    uint64_t completed;   /* the next completion's number: above that size, the oldest are lost */
+    char command[4024];   /* the arguments of the process, separated by spaces */
 };
 
-/* Objects are numbered from 1, each kind of object on its own. A record of an object is about
- * `object`; what `other`, `value`, `number` and `detail` are is said behind each. 0: none, or not
- * known. A thread's id is that of the kernel (gettid). */
+/* Objects are numbered from 1 within their kind. A record of an object has its number in `object`;
+ * the comments below give the meaning of `other`, `value`, `number` and `detail`. 0: none, or
+ * unknown. The id of a thread is the kernel's (gettid). */
 enum record_what {
     /* objects */
     RECORD_CHANNEL_CREATED = 1, /* number: its descriptor */
@@ -55,7 +56,7 @@ enum record_what {
     RECORD_POST_REFUSED,   /* of QP; value: wr_id; detail: errno */
     RECORD_COMPLETION,     /* of CQ; other: QP; value: wr_id; number: bytes; detail: opcode
                               (ibv_wc_opcode) + 65,536 * status */
-    RECORD_POLL, /* of CQ; number: completions handed out, right before it; detail: asked for */
+    RECORD_POLL, /* of CQ; number: completions returned, just before it; detail: requested */
     /* notification */
     RECORD_ARM = 32,    /* of CQ; detail: 1 for solicited ones only */
     RECORD_ARM_FAILED,  /* of CQ; detail: errno */
@@ -63,14 +64,14 @@ enum record_what {
     RECORD_ACK,         /* of CQ; number: events */
     RECORD_ASYNC_EVENT, /* object: CQ, QP or SRQ, if the event has one; detail: ibv_event_type */
     RECORD_CM_EVENT,    /* of QP; detail: rdma_cm_event_type; number: its status */
-    /* sleeping: a call that may sleep, in which a channel takes part */
+    /* sleeping: a call that may sleep, on at least one channel */
     RECORD_SLEEP = 48, /* object: channel, or 0 for none or several; detail: enum record_call;
                           number: descriptors; value: timeout in ns, all ones for none */
     RECORD_WAKE, /* object: channel that is readable, or 0; detail: errno; number: what the call
                     returned */
     /* findings: other: number of the rule's line in the log; object: CQ or 0 */
     RECORD_FINDING = 56,
-    RECORD_FAULT, /* made by cqnotify chaos: detail: enum fault of chaos.h; value: see log.h */
+    RECORD_FAULT, /* injected by cqnotify chaos: detail: enum fault of chaos.h; value: see log.h */
     /* cqnotify's own tasks */
     RECORD_TASK_SLEEP = 60, /* of CQ, or 0; value: what it awaits, a number that is not reused while
                                it sleeps; number, detail and caller: the first 16 bytes of the
@@ -92,11 +93,11 @@ enum record_call {
 enum { RECORD_NAME = 24, RECORD_METHOD = 16 };
 
 enum record_flags {
-    RECORD_SIGNALED = 1,  /* of POST_SEND: it makes a completion */
+    RECORD_SIGNALED = 1,  /* of POST_SEND: it has a completion */
     RECORD_SOLICITED = 2, /* of POST_SEND: IBV_SEND_SOLICITED */
     RECORD_SEEN =
         4, /* of COMPLETION: taken by the observer while the program sleeps, handed out later */
-    RECORD_INJECTED = 8,          /* made by cqnotify chaos */
+    RECORD_INJECTED = 8,          /* by cqnotify chaos */
     RECORD_WITH_COMPLETIONS = 16, /* of POLL: they have no records of their own; other: their QP;
                                      value: the number of the first in the ring of completions */
 };
@@ -111,10 +112,10 @@ struct record {
     uint64_t value;
     uint32_t number;
     uint32_t detail;
-    uint64_t caller; /* the program's address that called, or 0 */
+    uint64_t caller; /* the calling address in the program, or 0 */
 };
 
-/* A success that a poll handed out. */
+/* A success that a poll returned. */
 struct completion {
     uint64_t wr_id;
     uint32_t length; /* bytes */

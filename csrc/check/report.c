@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Rules about acknowledging, and those that are decided as a CQ or the process ends. */
+/* Rules about acknowledging, and rules checked at the end of a CQ or of the process. */
 #include <poll.h>
 
 #include "hooks.h"
@@ -7,7 +7,7 @@
 
 /* ---- acknowledging -------------------------------------------------------------------------- */
 
-/* The CQ of the same channel that has the opposite error; or NULL. */
+/* Returns the CQ of the same channel with the opposite error; or NULL. */
 static struct cq *counterpart(const struct cq *cq, bool over_acked)
 {
     struct cq *found = NULL;
@@ -37,8 +37,8 @@ void cqn_report_over_acked(struct cq *cq)
     cq->over_acked = cqn_finding_end(&line, 0);
 }
 
-/* Destroying waits until other threads have acknowledged. They have a second for it: as many waits,
- * which take longer on a machine that has no time for them either. */
+/* ibv_destroy_cq() waits until other threads have acknowledged all events. They get a second,
+ * measured in waits, which last longer on a busy machine. */
 static bool others_acknowledge(const struct cq *cq)
 {
     for (int i = 0; i < LOOKS && !cqn_is_alone(); i++) {
@@ -169,7 +169,7 @@ void cqn_report_full(struct qp *qp)
     qp->full = cqn_finding_end(&line, 0);
 }
 
-/* One of a process: a program that does it does it everywhere. */
+/* Reported once per process: a program usually does it everywhere. */
 void cqn_report_reused(struct qp *qp, uint64_t wr_id, bool send, const struct site *post)
 {
     static bool reported;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What nearly every poll gets: successes of one QP, in the order of its requests, all signaled.
+ * A poll that returns only successes of one QP, in the order of its requests, all signaled: nearly
+ * every poll.
  *
- * Each completion is compared with its request, and there is one branch for all of them. For that,
- * a request is laid out as the completion that it has if all goes well: wr_id, status, opcode.
+ * Each completion is compared with its request, with one branch for all of them. A request is
+ * therefore laid out like its completion if it succeeds: wr_id, status, opcode.
  */
 #ifndef CQN_CHECK_RUN_H
 #define CQN_CHECK_RUN_H
@@ -23,9 +24,9 @@ _Static_assert(offsetof(struct ibv_wc, status) == offsetof(struct request, state
                    __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
                "completions and requests are compared as words");
 
-/* Where any of the completions differ from their requests; and the bits of QPs' numbers that any of
- * them has, and that all have. The two loads have different sizes so that each is part of one
- * instruction. */
+/* The bits in which completions differ from their requests; and the bits of qp_num that any
+ * completion has, and that all have. The two loads of qp_num have different sizes, so each is part
+ * of one instruction. */
 struct run {
     words differ;
     uint64_t any;
@@ -61,7 +62,8 @@ static inline bool cqn_run_matches(const struct request *request, const struct i
 bool cqn_queue_matches_around(const struct queue *queue, const struct ibv_wc *wc, uint32_t count,
                               uint32_t qp_num);
 
-/* Takes the oldest `count` requests, if these completions are theirs; or else none. */
+/* Removes the oldest `count` requests if these are their completions; otherwise none, and returns
+ * false. */
 static inline bool cqn_queue_retire_all(struct queue *queue, const struct ibv_wc *wc,
                                         uint32_t count, uint32_t qp_num)
 {
@@ -71,7 +73,7 @@ static inline bool cqn_queue_retire_all(struct queue *queue, const struct ibv_wc
     uint32_t first = head & (queue->size - 1);
     const struct request *request = &queue->requests[first];
     if (wc->wr_id != request->wr_id)
-        return false; /* the first is wrong, so there is no need to look at all */
+        return false; /* the first differs, so the others need no comparison */
     if (first + count <= queue->size ? !cqn_run_matches(request, wc, count, qp_num)
                                      : !cqn_queue_matches_around(queue, wc, count, qp_num))
         return false;

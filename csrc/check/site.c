@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: MIT */
+/* Backtraces of calls, each taken once and never freed. */
 #include "site.h"
 
 #include <stddef.h>
@@ -11,7 +12,7 @@
 enum { MAX_BACKTRACES = 4096 };
 
 static lock_t lock;
-static struct backtrace *backtraces; /* number 0 is not used */
+static struct backtrace *backtraces; /* number 0 is unused */
 static uint32_t taken;
 static struct table by_place;
 
@@ -39,7 +40,7 @@ void cqn_backtrace(struct backtrace *backtrace)
     _Unwind_Backtrace(step, &walk);
 }
 
-/* The unwinder's first walk sets it up, which is not safe in several threads. */
+/* The first walk initializes the unwinder, which is not thread-safe. */
 void cqn_backtrace_ready(void)
 {
     struct backtrace first;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Where a call came from: the backtrace of the last arm, poll and ack of each CQ.
+ * The origin of a call: the backtrace of the last arm, poll and ack of each CQ.
  *
- * To walk the stack costs thousands of instructions, so a backtrace is taken once for each pair of
- * return address and stack pointer, and kept. A call from the place of the last one, which is
- * nearly every call, compares two words.
+ * Walking the stack takes thousands of instructions, so a backtrace is taken once for each pair of
+ * return address and stack pointer, and kept. A call from the same place as the last one, as nearly
+ * all are, compares two words.
  */
 #ifndef CQN_CHECK_SITE_H
 #define CQN_CHECK_SITE_H
@@ -16,7 +16,7 @@ enum { MAX_FRAMES = 24 };
 struct site {
     uintptr_t caller;
     uintptr_t stack;
-    uint32_t backtrace; /* its number; 0: the caller is all that is known */
+    uint32_t backtrace; /* its number; 0: only the caller is known */
     uint32_t tid;
 };
 

@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Calls that sleep on a channel, and the look at what they sleep through.
+ * Calls that sleep on a channel, and looks at their CQs in the meantime.
  *
- * A thread that falls asleep may be safe: each CQ of its channels was armed, and polled to its end
- * after that, so the next completion raises an event. Then nothing is done, and it sleeps in the
- * program's own call. Otherwise the call sleeps in pieces of LOOK_MS, and after each the CQs are
- * polled: what is found is kept for the program's next poll (cq.c). Completions that are found in
- * LOOKS looks one after the other, in which no event came and no thread polled, are ones that
- * nobody wakes for.
+ * A sleep is safe if each CQ of its channels was armed and then polled to its end: the next
+ * completion raises an event. The thread then sleeps in the program's own call. Any other call
+ * sleeps in pieces of LOOK_MS, and the CQs are polled after each; the completions found are kept
+ * for the program's next poll (cq.c). If LOOKS successive looks find completions, and no event
+ * arrives and no thread polls in between, nothing will wake the program for them.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -24,7 +23,7 @@ enum { RARELY_MS = 500, MAX_CHANNELS = 16, MAX_DEPTH = 4 };
 
 static const uint64_t FOR_EVER = UINT64_MAX;
 
-/* ---- which descriptors have a channel behind them ------------------------------------------- */
+/* ---- descriptors with a channel behind them ------------------------------------------------- */
 
 struct member {
     struct member *next;
@@ -32,9 +31,9 @@ struct member {
 };
 
 struct descriptor {
-    struct descriptor *next; /* of all */
+    struct descriptor *next; /* in `all` */
     int number;
-    struct channel *channel; /* or else it is an epoll instance */
+    struct channel *channel; /* NULL: an epoll instance */
     struct member *members;
 };
 
@@ -44,7 +43,7 @@ static struct descriptor *all;
 
 static uintptr_t key_of(int descriptor)
 {
-    return (uintptr_t)(unsigned int)descriptor + 2; /* 0 and 1 are none */
+    return (uintptr_t)(unsigned int)descriptor + 2; /* 0 and 1 are no keys */
 }
 
 static struct member **find_member(struct descriptor *epoll, int descriptor)
@@ -62,7 +61,7 @@ static void remove_member(struct member **place)
     cqn_free(member, sizeof(*member));
 }
 
-/* With the lock. The number may soon be that of something else. */
+/* Removes a descriptor, whose number may soon be reused. Called with the lock. */
 static void forget(int descriptor)
 {
     struct descriptor *known = cqn_table_find(&descriptors, key_of(descriptor));
@@ -128,7 +127,8 @@ int cqn_hook_close(int descriptor)
     return cqn_real.close(descriptor);
 }
 
-/* A descriptor that duplicates a channel's has that channel, too; `copy` was closed by that. */
+/* A duplicate of a channel's descriptor has the same channel. `copy` was closed by duplicating to
+ * it. Returns `copy`. */
 static int duplicated(int descriptor, int copy)
 {
     if (copy < 0 || copy == descriptor ||
@@ -160,7 +160,7 @@ int cqn_hook_dup3(int descriptor, int copy, int flags)
     return duplicated(descriptor, cqn_real.dup3(descriptor, copy, flags));
 }
 
-/* Every argument is passed as a pointer is, as the libc does. */
+/* Every argument is passed like a pointer, as the libc does. */
 int cqn_hook_fcntl(int descriptor, int command, ...)
 {
     va_list arguments;
@@ -197,13 +197,13 @@ struct sleep {
     enum record_call call;
     uint32_t count; /* of channels */
     struct channel *channels[MAX_CHANNELS];
-    uint32_t descriptors; /* the call waits for */
-    uint64_t timeout;     /* ns; FOR_EVER */
+    uint32_t descriptors; /* that the call waits for */
+    uint64_t timeout;     /* in ns, or FOR_EVER */
     uint64_t deadline;
     uint32_t looks;
 };
 
-/* With the lock. */
+/* Called with the lock. */
 static void collect(struct sleep *sleep, int descriptor, int depth)
 {
     const struct descriptor *known = cqn_table_find(&descriptors, key_of(descriptor));
@@ -293,7 +293,8 @@ static void report_solicited(struct cq *cq)
     cq->solicited_only = cqn_finding_end(&line, 0);
 }
 
-/* With the lock of the CQ: the program polls what the look found, and no event of it came. */
+/* The program polls completions that a look found and no event announced. Called with the CQ's
+ * lock. */
 void cqn_sleep_polled(struct cq *cq)
 {
     cq->looks = 0;
@@ -306,7 +307,7 @@ void cqn_sleep_polled(struct cq *cq)
         cqn_report_late(cq);
 }
 
-/* Its event has come: so it was not lost. */
+/* The event of the CQ has arrived, so it was not lost. */
 void cqn_sleep_event(struct cq *cq)
 {
     cq->looks = 0;
@@ -347,7 +348,7 @@ static void report_nothing_armed(struct channel *channel, const struct sleep *sl
 
 /* ---- the look ------------------------------------------------------------------------------- */
 
-/* Whether its next completion wakes the program; one that was never armed isn't meant to. */
+/* Whether its next completion wakes the program; a CQ that was never armed is not meant to. */
 static bool is_safe(const struct cq *cq)
 {
     return !cq->was_armed || (cq->armed == ARMED && cq->emptied && cq->waiting == 0);
@@ -385,7 +386,7 @@ static enum look look_at(struct cq *cq, const struct sleep *sleep, bool counts)
     return SOMETHING_WAITS;
 }
 
-/* Look at all CQs; the worst that was found. With the lock none of them is destroyed meanwhile. */
+/* Looks at all CQs. Returns the worst result. The lock keeps them from being destroyed. */
 static enum look look(struct sleep *sleep)
 {
     enum look worst = SAFE;
@@ -410,7 +411,7 @@ static enum look look(struct sleep *sleep)
     return worst;
 }
 
-/* ---- falling asleep, and waking ------------------------------------------------------------- */
+/* ---- falling asleep and waking -------------------------------------------------------------- */
 
 static void fall_asleep(const struct sleep *sleep)
 {
@@ -438,7 +439,7 @@ static void wake(const struct sleep *sleep, int result)
     cqn_lock(&cqn_lists_lock);
     for (uint32_t i = 0; i < sleep->count && result < 0; i++)
         for (struct cq *cq = sleep->channels[i]->cqs; cq; cq = cq->in_channel)
-            cq->lost_stays = true; /* a signal ended what nothing else would have */
+            cq->lost_stays = true; /* only the signal ended this sleep */
     cqn_unlock(&cqn_lists_lock);
     if (cqn_timeline == NULL)
         return;
@@ -450,7 +451,7 @@ static void wake(const struct sleep *sleep, int result)
            .detail = result < 0 ? (uint32_t)*cqn_errno() : 0);
 }
 
-/* The program's call, with this timeout in ms; negative: with what is left of its own. */
+/* Makes the program's call with this timeout in ms; if negative, with the rest of its own. */
 typedef int wait_function(void *call, int ms);
 
 static int left_of(const struct sleep *sleep)
@@ -464,7 +465,7 @@ static int left_of(const struct sleep *sleep)
     return ms > INT_MAX ? INT_MAX : (int)ms;
 }
 
-/* A call that does not sleep counts for the faults of those that do. */
+/* Whether the call is tracked; one that does not sleep is, if faults are enabled. */
 static bool counts(const struct sleep *sleep)
 {
     return sleep->timeout != 0 || cqn_chaos_faults;
@@ -477,8 +478,8 @@ static void note_readable(const struct sleep *sleep)
             sleep->channels[i]->known_readable = true;
 }
 
-/* A signal ends no call for which there is something to return: so none that the program knows of.
- * An event that it does not know of may have come right after the signal. */
+/* Whether to inject EINTR. A signal does not end a call that has something to return, so the
+ * program must not know of any event. An event unknown to it may have arrived after the signal. */
 static bool is_interrupted(const struct sleep *sleep)
 {
     for (uint32_t i = 0; i < sleep->count; i++)
@@ -537,7 +538,7 @@ static struct timespec to_timespec(int ms)
     return (struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L};
 }
 
-/* ---- read(), and with it ibv_get_cq_event() ------------------------------------------------- */
+/* ---- read(), and ibv_get_cq_event() through it ---------------------------------------------- */
 
 static _Thread_local bool in_get_cq_event;
 
@@ -565,8 +566,8 @@ static int wait_read(void *data, int ms)
     if (ms >= 0) {
         struct pollfd events = {.fd = call->descriptor, .events = POLLIN};
         int ready = cqn_real.poll(&events, 1, ms);
-        /* read() goes on after a handler with SA_RESTART; poll() never does. Which handler ran
-         * can't be known, so the call goes on if all are of that kind. */
+        /* read() continues after a handler with SA_RESTART; poll() never does. The handler that ran
+         * is unknown, so the call continues if all handlers have the flag. */
         if (ready < 0 && !cqn_sleep_has_handler(false))
             return 0;
         if (ready <= 0) {
@@ -615,7 +616,7 @@ ssize_t cqn_hook_read(int descriptor, void *buffer, size_t size)
 
 ssize_t cqn_hook_read_chk(int descriptor, void *buffer, size_t size, size_t space)
 {
-    (void)space; /* that it is enough was checked by the compiler, or is the program's mistake */
+    (void)space; /* checked by the compiler, or the program's mistake */
     return cqn_hook_read(descriptor, buffer, size);
 }
 
@@ -739,7 +740,7 @@ static int sleep_in_select(struct select_call *call)
     return result;
 }
 
-/* It leaves in `timeout` what is left of it. */
+/* Stores the remaining time in `timeout`. */
 int cqn_hook_select(int count, fd_set *read, fd_set *write, fd_set *except, struct timeval *timeout)
 {
     if (!any_known() || !read)
@@ -808,7 +809,7 @@ int cqn_hook_epoll_wait(int epoll, struct epoll_event *events, int count, int ti
     return cqn_hook_epoll_pwait(epoll, events, count, timeout, NULL);
 }
 
-/* A libc older than glibc 2.35 has none; then no program calls it. */
+/* Missing before glibc 2.35, where no program calls it. */
 int cqn_hook_epoll_pwait2(int epoll, struct epoll_event *events, int count,
                           const struct timespec *timeout, const sigset_t *mask)
 {

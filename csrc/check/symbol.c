@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A function of a loaded object, by name. dlsym() can't be asked: it searches an object that the
- * program was linked to only by way of the program's own scope, and takes the linker's lock.
+ * Finding a function of a loaded object by name. dlsym() is unsuitable: it searches a library that
+ * the program was linked to only through the program's own scope, and takes the linker's lock.
  */
 #include "symbol.h"
 
@@ -16,7 +16,7 @@ struct image {
     const uint16_t *versions;
 };
 
-/* The linker has made these pointers absolute, except where the section is read-only. */
+/* The linker makes these pointers absolute, unless the section is read-only. */
 static const void *absolute(const struct link_map *map, Elf64_Addr pointer)
 {
     return (const void *)(pointer < map->l_addr ? pointer + map->l_addr : pointer);
@@ -47,7 +47,7 @@ static uint32_t hash_of(const char *name)
     return hash;
 }
 
-/* Older versions, which new programs aren't linked to, have this bit. */
+/* Set in older versions of a symbol, which new programs are not linked to. */
 enum { HIDDEN_VERSION = 0x8000 };
 
 static bool matches(const struct image *image, uint32_t index, const char *name)

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT */
+/* Finding functions of loaded objects. */
 #ifndef CQN_CHECK_SYMBOL_H
 #define CQN_CHECK_SYMBOL_H
 
 #include <link.h>
 #include <stdbool.h>
 
-/* The function `name` that a loaded object has for others; or NULL. */
+/* Returns the function `name` exported by a loaded object; or NULL. */
 void *cqn_symbol(const struct link_map *map, const char *name);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Tasks of cqnotify's own core, which calls this instead of its function cqnotify_observe(). */
+/* Tasks of cqnotify's core, which calls this function in place of its own cqnotify_observe(). */
 #include <stddef.h>
 #include <string.h>
 
@@ -9,7 +9,7 @@
 _Static_assert(sizeof(struct record) - offsetof(struct record, number) == RECORD_METHOD,
                "the place of a name in a record");
 
-/* A name goes where other records have numbers; a long one loses its end. */
+/* A name takes the place of a record's numbers; a long one is truncated. */
 static void put_task(const void *task, const char *name)
 {
     struct record record = {.what = RECORD_TASK, .value = (uintptr_t)task};

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: MIT */
+/* Writing a timeline, whose format is in record.h. */
 #include "timeline.h"
 
 #include <string.h>
@@ -8,7 +9,7 @@
 
 #include "check.h"
 
-enum { READY_BYTES = 2 << 20 }; /* of records, and as much of completions */
+enum { READY_BYTES = 2 << 20 }; /* of records, and as many of completions */
 
 struct timeline_header *cqn_timeline;
 
@@ -24,7 +25,7 @@ uint64_t cqn_now(void)
     return clock_now(CLOCK_MONOTONIC);
 }
 
-/* As many as there are records; a power of two. */
+/* Returns the number of completions for that many records, a power of two. */
 static uint64_t completions_for(uint64_t records)
 {
     uint64_t count = 1;
@@ -51,7 +52,7 @@ static void fill_header(struct timeline_header *header, uint64_t capacity)
 
 void cqn_timeline_open(uint64_t capacity)
 {
-    cqn_timeline = NULL; /* a child leaves the parent's file alone */
+    cqn_timeline = NULL; /* a child leaves the parent's file unchanged */
     int file = cqn_create_file("timeline");
     if (file < 0)
         return;
@@ -67,8 +68,9 @@ void cqn_timeline_open(uint64_t capacity)
     cqn_timeline = memory;
 }
 
-/* The first touch of a page costs a fault, in the midst of what is being recorded. So the first
- * pages are there before: of a process that has a device, and of kernels that can (5.14). */
+/* The first access to a page faults, in the middle of what is recorded. The first pages are
+ * therefore populated in advance, once the process has a device, on kernels that support it
+ * (5.14). */
 static void populate(const void *start, size_t size)
 {
 #ifndef MADV_POPULATE_WRITE
@@ -104,8 +106,8 @@ void cqn_record_put(struct record *record)
     __atomic_store_n(&place->what, what, __ATOMIC_RELEASE);
 }
 
-/* The first words of a completion are those of struct completion, but that the status, which is 0,
- * is in the place of the length. */
+/* The first words of a completion match struct completion, except that the status, which is 0, is
+ * in the place of the length. */
 static inline void copy_one(struct completion *to, const struct ibv_wc *wc)
 {
     memcpy(to, wc, sizeof(*to));
@@ -124,7 +126,7 @@ static inline void copy(struct completion *to, const struct ibv_wc *wc, uint32_t
         copy_one(to++, wc++);
 }
 
-/* Some at the end of the ring, the others at its start. */
+/* For completions that wrap around the end of the ring. */
 static __attribute__((noinline)) void copy_around(struct completion *ring, uint64_t size,
                                                   uint64_t place, const struct ibv_wc *wc,
                                                   uint32_t count)

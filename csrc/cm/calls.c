@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What is asked of an identifier: each call checks its state first, since librdmacm crashes where
- * it is not the one that the function is for. Resolving is in resolve.c, and what has to do
- * with a queue pair in connect.c.
+ * The calls of an identifier. Each one checks the state first, because librdmacm crashes in a state
+ * that the function is not meant for. Resolving is in resolve.c, and everything about the queue
+ * pair in connect.c.
  */
 
 #include "cm/calls.h"
 
-/* The same for functions that return an object. */
+/* CQN_CM_CALL() for functions that return an object. */
 #define CALL(...)                         \
     do {                                  \
         int called;                       \
@@ -48,7 +48,7 @@ static PyObject *cm_id_listen(PyObject *op, PyObject *backlog)
     Py_RETURN_NONE;
 }
 
-/* ---- the answer, and the end ---- */
+/* ---- replies, and the end ---- */
 
 static PyObject *reject_connection(cqn_cm_id *self, const Py_buffer *data)
 {
@@ -76,7 +76,7 @@ static PyObject *cm_id_reject(PyObject *op, PyObject *args)
     return result;
 }
 
-/* The answer to a peer that has disconnected leaves the state as it is. */
+/* The reply to a peer that has disconnected leaves the state as it is. */
 PyObject *cqn_cm_id_disconnect(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;
@@ -92,8 +92,8 @@ PyObject *cqn_cm_id_disconnect(PyObject *op, PyObject *Py_UNUSED(unused))
     Py_RETURN_NONE;
 }
 
-/* An identifier joins one group, and leaves it as it is destroyed. The library refers to the group
- * by its address. */
+/* An identifier joins one group, and leaves it when it is destroyed. The library refers to the
+ * group by its address. */
 static PyObject *cm_id_join_multicast(PyObject *op, PyObject *address)
 {
     CQN_LOCKED;
@@ -119,7 +119,7 @@ static PyObject *cm_id_join_multicast(PyObject *op, PyObject *address)
 
 /* ---- options ---- */
 
-/* (option, value). */
+/* Arguments: (option, value). */
 static PyObject *cm_id_set_option(PyObject *op, PyObject *args)
 {
     CQN_LOCKED;

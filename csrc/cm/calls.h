@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* How a call is made: in which state, without the GIL, and what becomes of the state. */
+/* How calls are made: in which state, without the GIL, and how the state changes. */
 #ifndef CQN_CM_CALLS_H
 #define CQN_CM_CALLS_H
 
@@ -13,12 +13,12 @@
 
 /* ---- resolve.c ---- */
 
-/* The open handle in one of these states, or NULL with an exception. */
+/* Returns the open handle if it is in one of these states; NULL with an exception. */
 struct rdma_cm_id *cqn_cm_in_state(const cqn_cm_id *self, const char *verb, unsigned int states);
 
 /* Makes a call without the GIL, and sets `result` to 0, or to -1 with an exception. The state
- * changes before the lock is released: the event that follows can be read by another thread before
- * the call returns. A call that fails leaves the state that was before, unless an event has changed
+ * changes before the lock is released, because another thread can read the resulting event before
+ * the call returns. A call that fails restores the previous state, unless an event has changed
  * it. */
 #define CQN_CM_CALL(result, self, verb, leads_to, call, ...)                        \
     do {                                                                            \
@@ -37,14 +37,14 @@ static inline PyObject *cqn_cm_done(int rc)
     return rc < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-/* From the name of a state that events lead to. -1 with an exception. */
+/* Converts the name of a state that events lead to. Returns -1 with an exception. */
 int cqn_cm_target_from(PyObject *name, uint8_t *target);
 
-/* On iWARP an address is refused as it is resolved, else as the route is. */
+/* iWARP refuses an address when it is resolved, others when the route is. */
 #define CQN_CM_LOOPBACK \
     "a loopback address has no RDMA device: use an address of an interface that has one"
 
-/* Finds the way to the same address once more, and the way to an address that is known. -1 with an
+/* Resolve the same address once more, and the route to a resolved address. Return -1 with an
  * exception. */
 int cqn_cm_resolve_again(cqn_cm_id *self);
 int cqn_cm_resolve_route(cqn_cm_id *self, int timeout_ms);
@@ -55,7 +55,8 @@ PyObject *cqn_cm_id_resolve_route(PyObject *op, PyObject *timeout);
 
 /* ---- connect.c ---- */
 
-/* Sets one of RDMA_OPTION_ID; its size is that of the option. -1 with an exception. */
+/* Sets an option of level RDMA_OPTION_ID, with the size of that option. Returns -1 with an
+ * exception. */
 int cqn_cm_set_option(cqn_cm_id *self, int option, int value);
 
 /* Methods of CMID. */

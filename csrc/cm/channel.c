@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * CMChannel: where the events of its identifiers arrive.
+ * CMChannel: the channel on which the events of its identifiers arrive.
  *
- * It belongs to no device, so it takes the place of a Context for them: it lists them, and closes
- * them as it is closed. Its descriptor never blocks; Python decides which thread or loop sleeps on
- * it.
+ * It belongs to no device, so it takes the place of a Context for the identifiers: it lists them,
+ * and closes them when it is closed. Its descriptor never blocks; Python decides which thread or
+ * loop sleeps on it.
  */
 
 #include "await/loop.h"
 #include "cm/conn_state.h"
 #include <errno.h>
 
-#define EVENTS_AT_ONCE 8 /* that are read before they are handled */
+#define EVENTS_AT_ONCE 8 /* read before they are handled */
 
-/* Reading the clock can take as long as an event: some are handled between two readings, if the
- * last ones took no longer than this, in seconds; else one. */
+/* Reading the clock can take as long as handling an event. If the last events took less than QUICK
+ * (seconds), several are handled between two readings, otherwise one. */
 #define EVENTS_BETWEEN_CHECKS 4
 #define QUICK (CQN_CM_BUDGET / 8)
 
@@ -53,7 +53,7 @@ static const cqn_kind cm_channel_kind = {
     .name = "CMChannel",
     .destroy_verb = "rdma_destroy_event_channel",
     .rank = CQN_RANK_PD,
-    .closes_with_parent = true, /* with the program's last connection */
+    .closes_with_parent = true, /* the program's last connection closes it */
     .destroy = destroy_cm_channel,
     .after_destroy = cm_channel_after_destroy,
     .clear = cm_channel_clear,
@@ -114,7 +114,7 @@ static PyObject *cm_channel_read(PyObject *op, PyObject *Py_UNUSED(unused))
 
 /* ---- the loop ---- */
 
-/* Which loop reads its events, as cqnotify has it. */
+/* Sets the loop that reads the events, as cqnotify knows it. */
 static PyObject *cm_channel_set_loop(PyObject *op, PyObject *loop)
 {
     CQN_LOCKED;
@@ -129,8 +129,8 @@ static PyObject *cm_channel_set_loop(PyObject *op, PyObject *loop)
     Py_RETURN_NONE;
 }
 
-/* An event that can't be delivered, without memory for example, ends that connection: the others go
- * on. */
+/* An event that cannot be delivered, for lack of memory for example, ends only its own connection.
+ * Returns -1 with an exception that must end the loop. */
 static int fail_conn(cqn_cm_conn *conn)
 {
     if (!PyErr_ExceptionMatches(PyExc_Exception)) {
@@ -142,7 +142,7 @@ static int fail_conn(cqn_cm_conn *conn)
     return rc;
 }
 
-/* A request whose listener has gone is rejected as the event goes. */
+/* A request whose listener is gone is rejected. */
 static int handle_event(PyObject *event)
 {
     if (PyTuple_GET_SIZE(event) == 0) { /* the core took a step */
@@ -158,8 +158,8 @@ static int handle_event(PyObject *event)
     return rc;
 }
 
-/* Handles what has arrived, in one iteration of the loop. 1: there may be more; -1 with an
- * exception. */
+/* Handles the events that have arrived, within the budget of an iteration of the loop. Returns 1 if
+ * there may be more, -1 with an exception. */
 static int handle_some(cqn_cm_channel *self)
 {
     const double began = cqn_cm_now();

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * CMConn: what has happened to an identifier, in order, and what waits for it.
+ * CMConn: the events of an identifier, in order, and the tasks or threads that wait for them.
  *
- * The base of Python's Link, which knows what follows from it (cqnotify/cm/_link.py). An event
- * that was read is added to the list of its CMConn; then the tasks that wait for it go on at once,
- * in the same call, or the threads are woken. The end of a connection moves its queue pair to ERR
- * and answers the peer at once, even if no program waits for that.
+ * It is the base of Python's Link, which draws the conclusions (cqnotify/cm/_link.py). An event
+ * that was read is added to the list of its CMConn; then the waiting tasks go on at once, in the
+ * same call, or the threads are woken. The end of a connection moves its queue pair to ERR and
+ * replies to the peer at once, even if no program waits for that.
  *
- * A channel lists its CMConns, and refers to them weakly, from when they are made until their
- * identifier is closed, by whatever thread.
+ * A channel lists its CMConns, weakly, from their creation until their identifier is closed, by any
+ * thread.
  */
 
 #include "cm/conn_state.h"
@@ -17,11 +17,11 @@
 #include "cm/calls.h"
 #include "verbs/qp.h"
 
-/* Events that end what was established, and those that change nothing. */
+/* Events that end an established connection, and events that change nothing. */
 #define OVER (CQN_CM_BIT(DISCONNECTED) | CQN_CM_BIT(DEVICE_REMOVAL) | CQN_CM_BIT(MULTICAST_ERROR))
 #define NOTHING (CQN_CM_BIT(TIMEWAIT_EXIT) | CQN_CM_BIT(ADDR_CHANGE))
 
-/* Makes sure that `things` has capacity for one more than n of that size; most need capacity for
+/* Ensures that `things` has capacity for one more item of that size than n; most need capacity for
  * one only. Returns the array, or NULL with an exception: then it is unchanged. */
 static void *reserve_one(void *things, size_t n, size_t *capacity, size_t size)
 {
@@ -65,7 +65,8 @@ void cqn_cm_conn_remove_sleeper(cqn_cm_conn *self, const PyObject *wakeup)
     }
 }
 
-/* The oldest that was not notified since clear_notified(); it is marked as notified. Borrowed. */
+/* Returns the oldest sleeper that was not notified since clear_notified(), and marks it as
+ * notified; borrowed, or NULL. */
 static PyObject *next_unnotified(cqn_cm_conn *self)
 {
     for (size_t i = 0; i < self->asleep; i++) {
@@ -85,7 +86,7 @@ static size_t clear_notified(cqn_cm_conn *self)
     return self->asleep;
 }
 
-/* Sleepers come and go meanwhile; new ones are at the end. */
+/* Sleepers leave and join during the loop; new ones are at the end. */
 int cqn_cm_conn_wake_all(cqn_cm_conn *self, bool at_once, bool while_news)
 {
     PyObject *pending = NULL, *wakeup;
@@ -97,7 +98,7 @@ int cqn_cm_conn_wake_all(cqn_cm_conn *self, bool at_once, bool while_news)
         if (rc == 0 && while_news && self->events_len == 0) {
             break;
         }
-        if (rc < 0 && pending == NULL) { /* all of them, even the one that has failed */
+        if (rc < 0 && pending == NULL) { /* then all are woken, even the one that failed */
             pending = cqn_take_exception();
             at_once = while_news = false;
             left = clear_notified(self) + 1;
@@ -119,7 +120,8 @@ static int notify_threads(cqn_cm_conn *self)
     return result == NULL ? -1 : 0;
 }
 
-/* In a callback of the loop, where no task runs; or in the thread that reads for all threads. */
+/* Called in a callback of the loop, where no task runs, or in the thread that reads for all
+ * threads. */
 static int notify_now(cqn_cm_conn *self, bool while_news)
 {
     if (self->notifier != NULL) {
@@ -128,8 +130,8 @@ static int notify_now(cqn_cm_conn *self, bool while_news)
     return cqn_cm_conn_wake_all(self, true, while_news);
 }
 
-/* 1: the loop was asked to call link_wake_all(), or is closed, and with it the tasks that wait; 0:
- * the caller is in the thread of the loop; -1 with an exception. */
+/* Returns 1 if the loop will call _wake_all(), or is closed and with it the waiting tasks; 0 if the
+ * caller is in the thread of the loop; -1 with an exception. */
 static int notify_elsewhere(cqn_cm_conn *self)
 {
     const cqn_cm_channel *channel = cqn_cm_conn_channel(self);
@@ -169,7 +171,7 @@ int cqn_cm_conn_notify(cqn_cm_conn *self)
     return rc < 0 ? -1 : rc > 0 ? 0 : cqn_cm_conn_wake_all(self, false, false);
 }
 
-/* ---- what happens to it ---- */
+/* ---- events ---- */
 
 static void set_reason(cqn_cm_conn *self, PyObject *reason)
 {
@@ -178,8 +180,8 @@ static void set_reason(cqn_cm_conn *self, PyObject *reason)
     }
 }
 
-/* Whether a call was made. A failure that may pass, or that means that it is too late, sets
- * `failed`. -1 with any other exception. */
+/* Handles the result of a call. A failure that may be temporary, or that means that it is too late,
+ * sets `failed`. Returns -1 with any other exception. */
 static int try_call(PyObject *result, bool *failed)
 {
     if (result != NULL) {
@@ -270,7 +272,7 @@ static int reject_events(cqn_cm_conn *self)
     return rc;
 }
 
-/* The reason is set first, so that whatever sees the flush finds it. */
+/* The reason is set first, so code that sees the flush finds it. */
 static int deliver_end(cqn_cm_conn *self, PyObject *event, bool shuts_down)
 {
     set_reason(self, event);
@@ -295,7 +297,7 @@ int cqn_cm_conn_deliver(cqn_cm_conn *self, PyObject *event)
     }
     const unsigned int type = 1u << number;
     const cqn_cm_id *id = cqn_cm_conn_id(self);
-    /* The kernel of a peer that goes before it has our last message rejects it. */
+    /* A peer that leaves before it got our last message makes its kernel reject that. */
     const bool is_lost = id != NULL && id->lost && type == CQN_CM_BIT(REJECTED);
     if ((type & OVER) || is_lost) {
         return deliver_end(self, event, is_lost || type == CQN_CM_BIT(DISCONNECTED));
@@ -373,7 +375,8 @@ cqn_cm_conn *cqn_cm_conn_of(const cqn_cm_id *id)
     return conn != NULL && !conn->dying && cqn_try_ref_object((PyObject *)conn) ? conn : NULL;
 }
 
-/* One step of the end. The end goes on if a step fails: the first exception is kept. */
+/* Handles the result of one step of the end. The end goes on after a failed step; the first
+ * exception is kept. */
 static void end_step(int rc, PyObject **pending)
 {
     if (rc < 0 && *pending == NULL) {
@@ -387,7 +390,7 @@ static void end_step(int rc, PyObject **pending)
 static int end_with_id(cqn_cm_conn *self)
 {
     PyObject *pending = NULL;
-    const bool had_ended = self->ended; /* then all sleepers are woken, or being woken */
+    const bool had_ended = self->ended; /* then all sleepers were woken, or are being woken */
     set_reason(self, self->state->ClosedError);
     const bool was_last = cqn_cm_conn_leave(self);
     end_step(reject_events(self), &pending);
@@ -414,9 +417,9 @@ void cqn_cm_conn_closed(cqn_cm_conn *self, PyObject **interrupt)
     cqn_put_exception(pending);
 }
 
-/* ---- closing it ---- */
+/* ---- closing ---- */
 
-/* Destroying the identifier would wait for the peer's host. */
+/* Whether destroying the identifier would wait for the peer's host. */
 static bool takes_long(const cqn_cm_id *id)
 {
     return id->state == CQN_CM_CONNECTING && cqn_cm_is_iwarp(id);
@@ -430,7 +433,7 @@ static int disconnect_peer(cqn_cm_conn *self)
     return self->datagrams ? cqn_cm_conn_call(self, "_leave_group") : cqn_cm_conn_shut_down(self);
 }
 
-/* The reason is set before the peer is disconnected, since that may raise an event of our own. */
+/* The reason is set before the peer is disconnected, because that may raise an event of our own. */
 PyObject *cqn_cm_conn_close(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* CMConn: the type; what it does is in conn_state.c, how it is waited for in event_wait.c. */
+/* CMConn: the type. Its behaviour is in conn_state.c, waiting for it in event_wait.c. */
 
 #include "cm/calls.h"
 #include "cm/conn_state.h"
@@ -7,7 +7,7 @@
 /* Attributes that Python's Link sets; None at first. */
 #define ATTRIBUTES(F) F(qp) F(reason) F(reader) F(end) F(phase) F(address) F(answer) F(group)
 
-/* Whatever can fail comes before there is a CMConn. `id` is stolen. */
+/* Everything that can fail comes before the allocation. Steals `id`. */
 static PyObject *make_conn(PyTypeObject *type, PyObject *reader, cqn_cm_channel *channel,
                            PyObject *notifier, cqn_cm_id *id)
 {
@@ -29,7 +29,7 @@ static PyObject *make_conn(PyTypeObject *type, PyObject *reader, cqn_cm_channel 
     return (PyObject *)self;
 }
 
-/* (reader, channel, notifier, id, datagrams). */
+/* Arguments: (reader, channel, notifier, id, datagrams). */
 static PyObject *conn_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
 {
     CQN_LOCKED;
@@ -55,7 +55,7 @@ static PyObject *conn_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSE
                : make_conn(type, reader, (cqn_cm_channel *)channel, notifier, (cqn_cm_id *)id);
 }
 
-/* Nobody refers to it any more. */
+/* Closes a connection without references. */
 static void conn_finalize(PyObject *op)
 {
     CQN_LOCKED;
@@ -173,7 +173,7 @@ static int conn_tp_clear(PyObject *op)
 
 static void conn_dealloc(PyObject *op)
 {
-    PyObject_GC_UnTrack(op); /* before the lock: while we wait for it the collector can run */
+    PyObject_GC_UnTrack(op); /* before the lock: the collector can run during the wait */
     CQN_LOCKED;
     PyTypeObject *type = Py_TYPE(op);
     cqn_cm_conn *self = (cqn_cm_conn *)op;

@@ -2,15 +2,15 @@
 /*
  * The queue pair of a CMID, and the steps that connect it.
  *
- * The order of the steps is fixed: a route is asked for once the address is known, the peer once
- * the route is, and when the peer has accepted the queue pair is brought up. So the core takes
- * these steps as it reads the events, up to the target that the program has set, and Python sees
+ * The order of the steps is fixed: the route is resolved after the address, the peer gets the
+ * request after that, and the queue pair is connected when the peer has accepted. So the core takes
+ * these steps as it reads the events, up to the target state that the program set, and Python sees
  * the end.
  */
 
 #include "cm/calls.h"
 
-#define ROUTE_MS 4000 /* RoCE knows it at once; InfiniBand asks its subnet manager */
+#define ROUTE_MS 4000 /* RoCE knows it at once; InfiniBand queries its subnet manager */
 
 static cqn_qp *qp_of(const cqn_cm_id *self)
 {
@@ -39,7 +39,7 @@ PyObject *cqn_cm_id_bind_qp(PyObject *op, PyObject *qp)
     Py_RETURN_NONE;
 }
 
-/* True as well if the address was not resolved: then the device is unknown. */
+/* Returns true even if the address was not resolved: then the device is unknown. */
 static bool leads_to_device_of(const cqn_cm_id *self, const cqn_qp *qp)
 {
     const struct rdma_cm_id *id = self->base.handle;
@@ -58,8 +58,9 @@ PyObject *cqn_cm_id_is_for(PyObject *op, PyObject *qp)
                : PyBool_FromLong(leads_to_device_of(self, (cqn_qp *)qp));
 }
 
-/* The packets of a connection are as long as the port of the peer that asked for it takes, which no
- * message of rdma_cm changes: where our port takes shorter ones only, none would come through. */
+/* The packets of a connection have the MTU of the connecting peer's port, which no message of
+ * rdma_cm changes. If our port only takes shorter ones, none would arrive. Returns -1 with an
+ * exception. */
 static int check_mtu(cqn_cm_id *self)
 {
     const struct rdma_cm_id *id = cqn_open(&self->base);
@@ -90,7 +91,7 @@ PyObject *cqn_cm_id_check_mtu(PyObject *op, PyObject *Py_UNUSED(unused))
     return cqn_cm_done(check_mtu((cqn_cm_id *)op));
 }
 
-/* ---- how it is to be connected ---- */
+/* ---- connection parameters ---- */
 
 int cqn_cm_set_option(cqn_cm_id *self, int option, int value)
 {
@@ -110,7 +111,7 @@ int cqn_cm_set_option(cqn_cm_id *self, int option, int value)
     return rc;
 }
 
-/* What prepare() takes, in this order; further items are for Python. */
+/* The items of prepare()'s argument, in this order; further items are for Python. */
 enum {
     PRIVATE_DATA,
     ACCESS,
@@ -123,7 +124,7 @@ enum {
     OPTIONS
 };
 
-/* A number that fits; -1 with an exception. */
+/* Converts a number up to `most`. Returns -1 with an exception. */
 static int64_t number_from(PyObject *options, Py_ssize_t i, int64_t most)
 {
     const int64_t n = PyLong_AsLongLong(PyTuple_GET_ITEM(options, i));
@@ -191,7 +192,7 @@ CQN_RARE PyObject *cqn_cm_id_prepare(PyObject *op, PyObject *options)
         set_option_from(self, options, TOS, RDMA_OPTION_ID_TOS) < 0) {
         return NULL;
     }
-    const cqn_qp *qp = qp_of(self); /* which another thread can have closed meanwhile */
+    const cqn_qp *qp = qp_of(self); /* another thread can have closed it meanwhile */
     if (qp == NULL) {
         return PyErr_Format(PyExc_RuntimeError, "prepare(): this CMID has no QP");
     }
@@ -208,19 +209,19 @@ CQN_RARE PyObject *cqn_cm_id_prepare(PyObject *op, PyObject *options)
     Py_RETURN_NONE;
 }
 
-/* ---- the transitions ---- */
+/* ---- transitions ---- */
 
-/* Whose queue pair it is, and what librdmacm does not know of it. */
+/* The identifier of a queue pair, and the attributes that librdmacm does not know. */
 typedef struct {
     struct rdma_cm_id *id;
     unsigned int access;
     uint32_t psn;  /* of datagrams */
-    uint8_t depth; /* at most; the kernel does not know that of one who accepts yet */
+    uint8_t depth; /* the limit; when accepting, the kernel does not know it yet */
     bool datagrams;
 } asked_of;
 
-/* The attributes of a transition, from librdmacm. For datagrams it only knows those for INIT: they
- * have no path. */
+/* Gets the attributes of a transition from librdmacm. For datagrams it knows only those of INIT,
+ * because they have no path. */
 static int ask_for_attributes(const void *of, struct ibv_qp_attr *attr)
 {
     const asked_of *whose = of;
@@ -245,7 +246,7 @@ static int ask_for_attributes(const void *of, struct ibv_qp_attr *attr)
     (CQN_CM_IN(ADDR_RESOLVED) | CQN_CM_IN(ROUTE_RESOLVED) | CQN_CM_IN(CONNECTING) | \
      CQN_CM_IN(RESPONDED) | CQN_CM_IN(REQUESTED) | CQN_CM_CONNECTED)
 
-/* -1 with an exception. */
+/* Returns -1 with an exception. */
 static int climb(cqn_cm_id *self, enum ibv_qp_state from, enum ibv_qp_state to, unsigned int access)
 {
     struct rdma_cm_id *id = cqn_cm_in_state(self, "rdma_init_qp_attr", KNOWS_ATTRIBUTES);
@@ -264,14 +265,14 @@ static int climb(cqn_cm_id *self, enum ibv_qp_state from, enum ibv_qp_state to, 
                             .datagrams = self->datagrams};
     const cqn_qp_source source = {ask_for_attributes, &whose, "rdma_init_qp_attr",
                                   .depth_granted = self->depth > 0};
-    cqn_enter(&self->base); /* another thread can close both when this one has left them */
+    cqn_enter(&self->base); /* another thread can close both after this */
     const int rc = cqn_qp_climb(qp, from, to, &source);
     cqn_leave(&self->base);
     Py_DECREF(qp);
     return rc;
 }
 
-/* (state, access flags). */
+/* Arguments: (state, access flags). */
 PyObject *cqn_cm_id_modify_qp(PyObject *op, PyObject *args)
 {
     CQN_LOCKED;
@@ -281,8 +282,9 @@ PyObject *cqn_cm_id_modify_qp(PyObject *op, PyObject *args)
                : cqn_cm_done(climb((cqn_cm_id *)op, state - 1, state, access));
 }
 
-/* Makes the transitions that are left up to RTS. For an iWARP device the kernel makes those behind
- * INIT itself. A UD QP may be in RTS, as it has other peers already. */
+/* Makes the remaining transitions up to RTS. For an iWARP device the kernel itself makes those
+ * after INIT. A UD QP may be in RTS already, because it has other peers. Returns -1 with an
+ * exception. */
 static int bring_up(cqn_cm_id *self)
 {
     if (!self->prepared) {
@@ -295,10 +297,10 @@ static int bring_up(cqn_cm_id *self)
     return from < to ? climb(self, from, to, self->access) : 0;
 }
 
-/* ---- the steps ---- */
+/* ---- steps ---- */
 
-/* Pops the connection parameters, since they are sent once. NULL with an exception; else the caller
- * frees them. */
+/* Removes and returns the connection parameters, since they are sent once; the caller frees them.
+ * NULL with an exception. */
 static cqn_cm_conn_params *pop_params(cqn_cm_id *self)
 {
     cqn_cm_conn_params *params = self->params;
@@ -309,7 +311,8 @@ static cqn_cm_conn_params *pop_params(cqn_cm_id *self)
     return params;
 }
 
-/* Asks the peer. Its answer finds the queue pair of datagrams, and of iWARP, ready. */
+/* Sends the connection request. For datagrams and iWARP the queue pair must be ready before the
+ * reply. Returns -1 with an exception. */
 static int ask_peer(cqn_cm_id *self)
 {
     const unsigned int states = CQN_CM_IN(ROUTE_RESOLVED);
@@ -338,7 +341,7 @@ PyObject *cqn_cm_id_connect(PyObject *op, PyObject *target)
     return cqn_cm_target_from(target, &self->target) < 0 ? NULL : cqn_cm_done(ask_peer(self));
 }
 
-/* A datagram's request is answered by this; a connection waits for the peer. */
+/* This is the reply to a datagram's request; a connection then waits for the peer. */
 PyObject *cqn_cm_id_accept(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;
@@ -361,7 +364,7 @@ PyObject *cqn_cm_id_accept(PyObject *op, PyObject *Py_UNUSED(unused))
     return cqn_cm_done(rc);
 }
 
-/* The peer has accepted. */
+/* Called when the peer has accepted. Returns -1 with an exception. */
 static int establish(cqn_cm_id *self)
 {
     if (cqn_cm_in_state(self, "rdma_establish", CQN_CM_IN(RESPONDED)) == NULL ||
@@ -396,7 +399,7 @@ int cqn_cm_advance(cqn_cm_id *self, enum rdma_cm_event_type type, int status)
         return ask_peer(self) < 0 ? -1 : 1;
     }
     if (type == RDMA_CM_EVENT_CONNECT_RESPONSE && self->target > CQN_CM_RESPONDED) {
-        return establish(self); /* what the peer has said with it is for the program */
+        return establish(self); /* the peer's private data is for the program */
     }
     return 0;
 }

@@ -11,7 +11,7 @@ static bool has_parameters(enum rdma_cm_event_type type)
            type == RDMA_CM_EVENT_ESTABLISHED || type == RDMA_CM_EVENT_MULTICAST_JOIN;
 }
 
-/* A new tuple, which the collector need not visit. */
+/* Returns a new tuple, which the collector need not visit; NULL with an exception. */
 static PyObject *numbers(const unsigned int of_peer[static PARAMETERS])
 {
     PyObject *tuple = PyTuple_New(PARAMETERS);
@@ -30,8 +30,8 @@ static PyObject *numbers(const unsigned int of_peer[static PARAMETERS])
     return tuple;
 }
 
-/* What a peer said of a connection, or of where its datagrams go. Few programs read the former:
- * its fields have their names in Python. */
+/* Returns the peer's parameters of a connection, or the destination of its datagrams; None if the
+ * event has none. Few programs read the former, so only Python names their fields. */
 static PyObject *parameters(const cqn_cm_event *event)
 {
     if (!has_parameters(event->type)) {
@@ -48,15 +48,15 @@ static PyObject *parameters(const cqn_cm_event *event)
                                            event->ud.qkey, "ah_attr", ah_attr);
 }
 
-/* A new tuple of that type, to be filled. */
+/* Returns a new tuple of that type, to be filled in. */
 static PyObject *new_event(PyTypeObject *type)
 {
     return type == &PyTuple_Type ? PyTuple_New(CQN_CM_EVENT_FIELDS)
                                  : type->tp_alloc(type, CQN_CM_EVENT_FIELDS);
 }
 
-/* (CMID, event, status, private data, parameters, request, error). The request's CMID owns what the
- * event owned. */
+/* Returns a new tuple (CMID, event, status, private data, parameters, request, error); NULL with an
+ * exception. The request's CMID takes ownership of the event's identifier. */
 static PyObject *make_cm_event(cqn_cm_channel *self, cqn_cm_event *event, PyObject *owner,
                                PyObject *error)
 {
@@ -89,8 +89,8 @@ static PyObject *make_cm_event(cqn_cm_channel *self, cqn_cm_event *event, PyObje
     return tuple;
 }
 
-/* Takes the next step, or returns the event, with the error of a step that failed. A new tuple, an
- * empty one for a step; NULL with an exception. */
+/* Takes the next step, or returns the event, with the error of a failed step. Returns a new tuple,
+ * which is empty after a step; NULL with an exception. */
 static PyObject *handle_event(cqn_cm_channel *self, cqn_cm_event *event, cqn_cm_id *owner)
 {
     const int rc = cqn_cm_advance(owner, event->type, event->status);
@@ -103,8 +103,8 @@ static PyObject *handle_event(cqn_cm_channel *self, cqn_cm_event *event, cqn_cm_
     return tuple;
 }
 
-/* The event is out of the list while it is handled, which can run any code; and back in front,
- * unless its owner was closed by that, if its objects could not be made. */
+/* While the event is handled, which can run arbitrary code, it is not in the list. If its objects
+ * could not be created it goes back to the front, unless its owner was closed meanwhile. */
 PyObject *cqn_cm_next_event(cqn_cm_channel *self)
 {
     cqn_cm_event *event = self->first;

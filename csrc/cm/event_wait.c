@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * CMWait: waits for something to happen to a CMConn. It is shaped like a coroutine: a task awaits
- * it, and so does a generator of steps; in a thread its first step sleeps and has the result.
+ * CMWait: waits for an event of a CMConn, in the shape of a coroutine. A task awaits it, or a
+ * generator of steps does; in a thread, its first step sleeps and has the result.
  *
- * Before a task sleeps it is listed, so that it can be woken, and checks once more.
+ * A task is listed before it sleeps, so it can be woken, and then checks once more.
  */
 
 #include "await/coroutine.h"
 #include "cm/calls.h"
 #include "cm/conn_state.h"
 
-/* Events that end an attempt. UNREACHABLE is no end of what is established, only a hint. */
+/* Events that end an attempt. UNREACHABLE does not end an established connection: it is only a
+ * hint. */
 #define ENDS                                                                        \
     (CQN_CM_BIT(ADDR_ERROR) | CQN_CM_BIT(ROUTE_ERROR) | CQN_CM_BIT(CONNECT_ERROR) | \
      CQN_CM_BIT(UNREACHABLE) | CQN_CM_BIT(REJECTED) | CQN_CM_BIT(DISCONNECTED) |    \
@@ -18,11 +19,11 @@
 
 typedef struct {
     PyObject_HEAD
-    cqn_cm_conn *conn; /* NULL: it is over */
+    cqn_cm_conn *conn; /* NULL: over */
     cqn_cm_sleep sleep;
     double end;          /* by the monotonic clock */
     unsigned int wanted; /* events */
-    bool for_end;        /* of what was established, and no event */
+    bool for_end;        /* waits for the end of an established connection, not for an event */
     bool stepping;
 } cm_wait;
 
@@ -34,7 +35,7 @@ static bool has_news(const cm_wait *self)
     return self->for_end ? conn->ended : conn->events_len > 0 || cqn_cm_conn_has_reason(conn);
 }
 
-/* An exception that can be raised often does not grow with each raise. */
+/* Steals the exception, and clears its traceback, which would grow with each raise. */
 static PySendResult raise_again(PyObject *error)
 {
     if (error != NULL && PyExceptionInstance_Check(error)) {
@@ -48,7 +49,7 @@ static PySendResult raise_again(PyObject *error)
     return PYGEN_ERROR;
 }
 
-/* Raises the exception that a method of Python's Link makes of it. */
+/* Raises the exception that a method of Python's Link returns. */
 static PySendResult raise_by(cqn_cm_conn *conn, const char *method, PyObject *event)
 {
     PyObject *error;
@@ -57,7 +58,7 @@ static PySendResult raise_by(cqn_cm_conn *conn, const char *method, PyObject *ev
     return raise_again(error);
 }
 
-/* Whether a step failed because the peer has gone: an event says so, or will. */
+/* Whether a step failed because the peer is gone; an event reports that, or will. */
 static bool peer_has_gone(const cqn_cm_conn *conn)
 {
     const cqn_cm_id *id = cqn_cm_conn_id(conn);
@@ -86,7 +87,7 @@ static PySendResult handle_event(cm_wait *self, PyObject *event, PyObject **resu
     return r;
 }
 
-/* PYGEN_NEXT: what is waited for has not happened. */
+/* PYGEN_NEXT: nothing has happened that ends the wait. */
 static PySendResult check(cm_wait *self, PyObject **result)
 {
     cqn_cm_conn *conn = self->conn;
@@ -126,7 +127,7 @@ static PySendResult sleep_in_task(cm_wait *self, PyObject **result)
     if (rc < 0 || cqn_cm_conn_add_sleeper(self->conn, self->sleep.wakeup) < 0) {
         return PYGEN_ERROR;
     }
-    if (has_news(self)) { /* a coroutine that never began would warn of that */
+    if (has_news(self)) { /* a coroutine that never begins would give a warning */
         return cqn_cm_sleep_close(&self->sleep) < 0 ? PYGEN_ERROR : PYGEN_RETURN;
     }
     const PySendResult r = cqn_cm_sleep_begin(&self->sleep, result);
@@ -200,7 +201,7 @@ static PySendResult cm_wait_am_send(PyObject *op, PyObject *value, PyObject **re
     return r;
 }
 
-/* Mostly since the task was cancelled. */
+/* Called usually because the task was cancelled. */
 static PyObject *cm_wait_throw(PyObject *op, PyObject *const *args, Py_ssize_t nargs)
 {
     CQN_LOCKED;
@@ -212,7 +213,8 @@ static PyObject *cm_wait_throw(PyObject *op, PyObject *const *args, Py_ssize_t n
     PyObject *yielded = cqn_cm_sleep_throw(&self->sleep, args, nargs);
     PySendResult r = yielded == NULL ? PYGEN_ERROR : PYGEN_NEXT;
     if (yielded == NULL && self->sleep.iterator != NULL &&
-        PyErr_ExceptionMatches(PyExc_StopIteration)) { /* by its deadline, which is of the sleep */
+        PyErr_ExceptionMatches(
+            PyExc_StopIteration)) { /* the deadline, which is part of the sleep */
         PyErr_Clear();
         wake_up(self);
         r = run(self, &yielded);
@@ -295,7 +297,7 @@ static int cm_wait_tp_clear(PyObject *op)
 
 static void cm_wait_dealloc(PyObject *op)
 {
-    PyObject_GC_UnTrack(op); /* before the lock: while we wait for it the collector can run */
+    PyObject_GC_UnTrack(op); /* before the lock: the collector can run during the wait */
     CQN_LOCKED;
     PyTypeObject *type = Py_TYPE(op);
     finish((cm_wait *)op);

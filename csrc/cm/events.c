@@ -2,16 +2,16 @@
 /*
  * Reading events: each is fetched, copied and acknowledged in one go, under the lock.
  *
- * rdma_destroy_id() waits until all events of the identifier that were fetched are acknowledged.
- * Since no other thread runs between the two it never waits for one of ours. An event leads the
- * identifier into its next state here, before any program knows of it, so that what a thread asks
- * of it meanwhile is judged by what the library knows.
+ * rdma_destroy_id() waits until all fetched events of the identifier are acknowledged. No other
+ * thread runs between fetching and acknowledging, so it never waits for an event of ours. An event
+ * moves the identifier to its next state here, before any program sees it, so calls of other
+ * threads are checked against the state that the library has.
  */
 
 #include "cm/cm.h"
 #include <errno.h>
 
-/* The state that an event leads to; CQN_CM_STATES: it stays what it is. */
+/* Returns the state that an event leads to; CQN_CM_STATES: the state does not change. */
 static cqn_cm_state state_after(const cqn_cm_id *id, enum rdma_cm_event_type type)
 {
     switch (type) {
@@ -26,9 +26,9 @@ static cqn_cm_state state_after(const cqn_cm_id *id, enum rdma_cm_event_type typ
         return id->state == CQN_CM_DISCONNECTING ? CQN_CM_STATES : CQN_CM_ESTABLISHED;
     case RDMA_CM_EVENT_DISCONNECTED:
         return CQN_CM_DISCONNECTED;
-    case RDMA_CM_EVENT_UNREACHABLE: /* of one that is established no more than a hint */
+    case RDMA_CM_EVENT_UNREACHABLE: /* only a hint if established */
         return id->state < CQN_CM_ESTABLISHED ? CQN_CM_FAILED : CQN_CM_STATES;
-    case RDMA_CM_EVENT_ADDR_ERROR: /* the address can be asked for again */
+    case RDMA_CM_EVENT_ADDR_ERROR: /* the address can be resolved again */
         return CQN_CM_BOUND;
     case RDMA_CM_EVENT_ROUTE_ERROR:
     case RDMA_CM_EVENT_CONNECT_ERROR:
@@ -41,7 +41,7 @@ static cqn_cm_state state_after(const cqn_cm_id *id, enum rdma_cm_event_type typ
     }
 }
 
-/* Copies what the library owns only until the acknowledgement. */
+/* Copies everything that the library owns only until the acknowledgement. */
 static void copy_event(cqn_cm_event *event, const struct rdma_cm_event *raw)
 {
     const bool is_request = raw->event == RDMA_CM_EVENT_CONNECT_REQUEST;
@@ -68,7 +68,7 @@ static void copy_event(cqn_cm_event *event, const struct rdma_cm_event *raw)
     }
 }
 
-/* Nobody will answer this request: the peer gets a REJECTED. */
+/* A request that nothing will answer is rejected: the peer gets a REJECTED. */
 void cqn_cm_drop_event(cqn_cm_event *event)
 {
     if (event->request != NULL) {
@@ -105,8 +105,8 @@ static void queue_event(cqn_cm_channel *self, cqn_cm_event *event)
     self->last = event;
 }
 
-/* 1: one was read; 0: there was none; -1 with an exception. The memory is there before anything is
- * read. */
+/* Returns 1 if an event was read, 0 if there was none, -1 with an exception. Memory is allocated
+ * before anything is read. */
 static int read_cm_event(cqn_cm_channel *self)
 {
     struct rdma_cm_event *raw;

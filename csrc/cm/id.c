@@ -3,7 +3,8 @@
  * CMID: an identifier of rdma_cm, which is a connection, a listener, or the request of a peer.
  *
  * The type: its creation and its end; its calls are in calls.c. It belongs to its queue pair:
- * closing that, or the context, closes it as well. Destroying it never waits for the network.
+ * closing that, or the context, closes the CMID as well. Destroying it never waits for the
+ * network.
  */
 
 #include "cm/conn_state.h"
@@ -20,7 +21,7 @@ static int destroy_cm_id(void *handle)
     return CQN_CM(destroy_id, handle) == 0 ? 0 : errno;
 }
 
-/* Its events go while it still owns the channel, and again after other threads have run. */
+/* Frees its events while it still owns the channel, and again after other threads have run. */
 static void cm_id_forget_events(cqn_object *op)
 {
     cqn_cm_id *self = (cqn_cm_id *)op;
@@ -36,7 +37,7 @@ static void cm_id_before_destroy(cqn_object *op)
     cm_id_forget_events(op);
 }
 
-/* Its waits must end. */
+/* Ends the waits of its CMConn. */
 static void notify_conn(cqn_object *op, PyObject **interrupt)
 {
     cqn_cm_conn *conn = cqn_forked(op) ? NULL : cqn_cm_conn_of((cqn_cm_id *)op);
@@ -161,7 +162,7 @@ static PyObject *cm_id_get_peer(PyObject *op, void *Py_UNUSED(unused))
     return id == NULL ? NULL : cqn_cm_sockaddr_to(&id->route.addr.dst_addr);
 }
 
-/* For messages that come later. */
+/* For later error messages. */
 static PyObject *cm_id_get_last_peer(PyObject *op, void *Py_UNUSED(unused))
 {
     CQN_LOCKED;
@@ -187,7 +188,7 @@ static PyObject *cm_id_repr(PyObject *op)
         "<CMID %s>", cqn_is_open(&self->base) ? cqn_cm_state_names[self->state] : "closed");
 }
 
-/* The collector finalizes its CMConn as well, perhaps after this. */
+/* The collector finalizes its CMConn as well, perhaps later. */
 static void cm_id_finalize(PyObject *op)
 {
     CQN_LOCKED;

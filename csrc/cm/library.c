@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * librdmacm, loaded when it is first needed: a machine without it can use all but connections.
+ * librdmacm, loaded when it is first needed: without it, only connections are unavailable.
  *
- * It is never unloaded, and one for all interpreters.
+ * It is never unloaded, and all interpreters share it.
  */
 
 #include "cm/cm.h"
@@ -14,14 +14,14 @@ cqn_cm_library cqn_cm;
 static pthread_mutex_t load_lock = PTHREAD_MUTEX_INITIALIZER;
 static bool is_loaded;
 
-/* In the order of the pointers, each with its end, and one more at the end of all. */
+/* In the order of the pointers, each terminated, with one more terminator at the end. */
 #define EACH(name) "rdma_" #name "\0"
 static const char names[] = CQN_CM_FUNCTIONS(EACH);
 
-/* Returns the name of what is missing, or NULL. */
+/* Returns the name of a missing function, or NULL. */
 static const char *find_functions(void *handle)
 {
-    void **pointer = (void **)&cqn_cm; /* which has nothing but them */
+    void **pointer = (void **)&cqn_cm; /* the struct has only these pointers */
     for (const char *name = names; *name != 0; name += strlen(name) + 1, pointer++) {
         *pointer = dlsym(handle, name);
         if (*pointer == NULL) {
@@ -31,7 +31,7 @@ static const char *find_functions(void *handle)
     return NULL;
 }
 
-/* -1 with OSError. */
+/* Returns -1 with OSError. */
 static int load_library(void)
 {
     void *handle = dlopen(NAME, RTLD_NOW | RTLD_LOCAL);

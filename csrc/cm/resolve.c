@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The states of an identifier, and its first calls: those that find the way to an address. Methods
- * make them, and so do the steps that the core takes itself (connect.c).
+ * The states of an identifier, and its first calls, which resolve an address and its route. Methods
+ * make these calls, and so do the steps that the core takes itself (connect.c).
  */
 
 #include "cm/calls.h"
@@ -43,10 +43,11 @@ int cqn_cm_target_from(PyObject *name, uint8_t *target)
     return -1;
 }
 
-/* ---- the way to an address ---- */
+/* ---- address and route ---- */
 
-/* If two calls resolve the same neighbour at once, the kernel can miss its answer for one of them,
- * and checks again when the time of the call is over: so the time is split, in milliseconds. */
+/* If two calls resolve the same neighbour at the same time, the kernel can miss the reply for one
+ * of them, and checks again when the time of the call is over. So the time is split, into calls of
+ * this many milliseconds. */
 #define RESOLVE_TRY_MS 500
 
 static int resolve(cqn_cm_id *self, struct sockaddr *from, struct sockaddr *to, PyObject *name)
@@ -71,7 +72,7 @@ int cqn_cm_resolve_again(cqn_cm_id *self)
     if (id == NULL) {
         return -1;
     }
-    struct sockaddr_storage to = id->route.addr.dst_storage; /* the library copies it there */
+    struct sockaddr_storage to = id->route.addr.dst_storage; /* the library's copy */
     PyObject *name = cqn_cm_sockaddr_to((struct sockaddr *)&to);
     const int rc = name == NULL ? -1 : resolve(self, NULL, (struct sockaddr *)&to, name);
     Py_XDECREF(name);
@@ -102,7 +103,7 @@ static int milliseconds(PyObject *value, int *out)
     return 0;
 }
 
-/* (source or None, destination, milliseconds, target). */
+/* Arguments: (source or None, destination, milliseconds, target). */
 PyObject *cqn_cm_id_resolve_addr(PyObject *op, PyObject *args)
 {
     CQN_LOCKED;

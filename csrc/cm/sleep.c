@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * One sleep of one task: on a Wakeup, if its library is asyncio, else on what its event loop makes
- * (aio/_trio.py).
+ * One sleep of one task: on a Wakeup for asyncio, otherwise on an object that the event loop
+ * creates (aio/_trio.py).
  */
 
 #include "cm/sleep.h"

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: MIT */
-/* One sleep of one task, as a part of what it awaits. */
+/* One sleep of one task, as a part of the awaited object. */
 #ifndef CQN_CM_SLEEP_H
 #define CQN_CM_SLEEP_H
 
 #include "cm/cm.h"
 
-/* By the monotonic clock, in seconds; what has no end ends then. */
+/* A deadline that never comes; deadlines are seconds of the monotonic clock. */
 #define CQN_CM_NEVER Py_HUGE_VAL
 
 typedef struct {
-    PyObject *wakeup;   /* what wakes it; NULL: it does not sleep */
-    PyObject *iterator; /* what a task of another library than asyncio sleeps on, or NULL */
-    PyObject *timer;    /* of asyncio, or NULL */
+    PyObject *wakeup;   /* wakes the task; NULL: it does not sleep */
+    PyObject *iterator; /* for a library other than asyncio, or NULL */
+    PyObject *timer;    /* asyncio's, or NULL */
 } cqn_cm_sleep;
 
 static inline double cqn_cm_now(void)
@@ -19,22 +19,23 @@ static inline double cqn_cm_now(void)
     return (double)cqn_now_ns() * 1e-9;
 }
 
-/* Makes what wakes it, which can be woken from now on, also at `end`. -1 with an exception. */
+/* Creates the wakeup, which can be woken from here on; the deadline `end` wakes it, too. Returns -1
+ * with an exception. */
 int cqn_cm_sleep_prepare(cqn_cm_sleep *self, cqn_cm_channel *channel, double end);
 
-/* The task yields to its loop: PYGEN_NEXT; PYGEN_RETURN: it need not. */
+/* PYGEN_NEXT: the task yields to its loop; PYGEN_RETURN: it need not. */
 PySendResult cqn_cm_sleep_begin(cqn_cm_sleep *self, PyObject **result);
 
-/* The loop brings the task back. PYGEN_RETURN: the sleep is over. */
+/* Called when the loop runs the task again. PYGEN_RETURN: the sleep is over. */
 PySendResult cqn_cm_sleep_resume(cqn_cm_sleep *self, PyObject *value, PyObject **result);
 
-/* throw() of the task: what it yields, or NULL with an exception. */
+/* throw() of the task. Returns what it yields, or NULL with an exception. */
 PyObject *cqn_cm_sleep_throw(cqn_cm_sleep *self, PyObject *const *args, Py_ssize_t nargs);
 
-/* close() of the task. -1 with an exception. */
+/* close() of the task. Returns -1 with an exception. */
 int cqn_cm_sleep_close(cqn_cm_sleep *self);
 
-/* It is over, whatever has ended it. Keeps the exception that is set. */
+/* Ends the sleep, for any reason. Keeps the current exception. */
 void cqn_cm_sleep_end(cqn_cm_sleep *self);
 
 static inline int cqn_cm_sleep_traverse(const cqn_cm_sleep *self, visitproc visit, void *arg)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Addresses, from and to Python. Names are resolved there: here they are numbers. */
+/* Addresses, from and to Python. Python resolves names: here addresses are numeric. */
 
 #include "cm/cm.h"
 #include <arpa/inet.h>
@@ -21,7 +21,7 @@ int cqn_cm_sockaddr_from(PyObject *address, struct sockaddr_storage *out)
     }
     memset(out, 0, sizeof(*out));
     struct sockaddr_in *ipv4 = (struct sockaddr_in *)out;
-    if (inet_pton(AF_INET, host, &ipv4->sin_addr) == 1) { /* the short way */
+    if (inet_pton(AF_INET, host, &ipv4->sin_addr) == 1) { /* the fast path */
         ipv4->sin_family = AF_INET;
         ipv4->sin_port = htons((uint16_t)number);
         return 0;
@@ -50,7 +50,7 @@ static PyObject *address_tuple(const char *host, uint16_t port)
     return Py_BuildValue("si", host, ntohs(port));
 }
 
-/* Only of an IPv6 address does the interface belong to it, which is for getnameinfo() to name. */
+/* getnameinfo() names the interface, which is part of an IPv6 address only. */
 PyObject *cqn_cm_sockaddr_to(const struct sockaddr *address)
 {
     char host[NI_MAXHOST];

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * CMCall: a call that takes the kernel some time. Few are made in one iteration of an event loop,
- * so that other tasks don't notice, however many connections are closed at once. It is shaped like
- * a coroutine: a task awaits it.
+ * CMCall: a slow call. Few of these are made in one iteration of an event loop, so other tasks
+ * are not delayed, however many connections are closed at once. A task awaits it like a coroutine.
  *
  * An iteration makes calls until they have taken CQN_CM_BUDGET. Later calls wait in a queue, and
- * each of the next iterations makes some. A call whose task is cancelled meanwhile is made at once.
+ * each of the next iterations makes some. If a task is cancelled while its call waits, the call is
+ * made at once.
  */
 
 #include "await/coroutine.h"
@@ -15,12 +15,12 @@
 
 typedef struct cqn_cm_call {
     PyObject_HEAD
-    cqn_cm_channel *channel; /* NULL: it is over */
-    PyObject *call;          /* NULL: it was made */
-    PyObject *error;         /* that it raised, or NULL */
-    cqn_cm_sleep sleep;      /* of the task, while the call is queued and until the task goes on */
-    struct cqn_cm_call
-        *next; /* in the queue, which holds no reference: a call that goes leaves it */
+    cqn_cm_channel *channel;  /* NULL: over */
+    PyObject *call;           /* NULL: already made */
+    PyObject *error;          /* raised by the call, or NULL */
+    cqn_cm_sleep sleep;       /* the task's, from queueing the call until the task goes on */
+    struct cqn_cm_call *next; /* in the queue, which holds no references: a call leaves it before it
+                                 is deallocated */
     bool stepping;
 } cm_call;
 
@@ -60,7 +60,7 @@ static int make_call(cm_call *self)
     return result == NULL ? -1 : 0;
 }
 
-/* In a task that an event has woken, the time is measured together with that of the event. */
+/* In a task woken by an event, the time is measured together with the event. */
 static int make_now(cm_call *self)
 {
     cqn_cm_channel *channel = self->channel;
@@ -74,8 +74,8 @@ static int make_now(cm_call *self)
     return rc;
 }
 
-/* Whether this iteration of the loop has no time left for it. Only tasks of the loop that made the
- * connection are throttled. -1 with an exception. */
+/* Returns whether this iteration of the loop has no time left for the call. Only tasks of the
+ * connection's own loop are throttled. -1 with an exception. */
 static int must_wait(const cm_call *self)
 {
     const cqn_cm_channel *channel = self->channel;
@@ -103,7 +103,7 @@ static int schedule_callback(cqn_cm_channel *channel)
     return result == NULL ? -1 : 0;
 }
 
-/* In a callback of the loop, where no task runs: tasks go on in it. */
+/* Called by the loop, where no task runs, so tasks go on in this call. */
 PyObject *cqn_cm_run_throttled(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;
@@ -159,7 +159,7 @@ static PySendResult begin(cm_call *self, PyObject **result)
                                                 : cqn_cm_sleep_begin(&self->sleep, result);
 }
 
-/* The call is made, even if its task was cancelled. -1 with an exception. */
+/* Makes the call even if its task was cancelled. Returns -1 with an exception. */
 static int finish(cm_call *self)
 {
     int rc = 0;
@@ -307,7 +307,7 @@ static void cm_call_dealloc(PyObject *op)
     if (PyObject_CallFinalizerFromDealloc(op) < 0) {
         return;
     }
-    PyObject_GC_UnTrack(op); /* before the lock: while we wait for it the collector can run */
+    PyObject_GC_UnTrack(op); /* before the lock: the collector can run during the wait */
     PyTypeObject *type = Py_TYPE(op);
     cm_call_tp_clear(op);
     type->tp_free(op);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What holds of an engine whenever none of its functions runs: the lists are whole, each awaitable
- * is in those that its states say, and the counters are the sums of what they count. The steps of
- * tasks end with a check, and tests ask for one.
+ * The invariants of an engine between calls of its functions: its lists are intact, each awaitable
+ * is in the lists of its states, and the counters are correct. Every step of a task ends with a
+ * check; tests can request one.
  */
 
 #include "faults/engine_invariants.h"
@@ -10,7 +10,7 @@
 
 #include <stdio.h>
 
-#define MANY 256 /* awaitables, from which on a step does not check */
+#define MANY 256 /* awaitables; steps do not check larger engines */
 
 /* Each function returns the first condition that does not hold, or NULL. */
 #define MUST(condition)    \
@@ -143,14 +143,14 @@ static const char *check_woken(const cqn_engine *self)
     for (const cqn_awaitable *r = self->first; r != NULL; r = r->next) {
         due += r->wake == CQN_SCHEDULED;
     }
-    MUST(due <= self->scheduled); /* those that are COMPLETE stand in no list */
+    MUST(due <= self->scheduled); /* COMPLETE ones are in no list */
     return NULL;
 }
 
 /* ---- an engine ---- */
 
-/* A closed engine lists only the ends of scopes, and its CQ has no event that is not acknowledged,
- * unless another engine reads them. */
+/* A closed engine lists only the ends of scopes, and its CQ has no unacknowledged event, unless
+ * another engine reads them. */
 static const char *check_closed(const cqn_engine *self)
 {
     MUST(self->cq == NULL || self->cq->engine != self);

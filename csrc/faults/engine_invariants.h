@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What holds of an engine (await/await.h) whenever none of its functions runs. */
+/* The invariants of an engine (await/await.h) between calls of its functions. */
 #ifndef CQN_FAULTS_ENGINE_INVARIANTS_H
 #define CQN_FAULTS_ENGINE_INVARIANTS_H
 
@@ -7,11 +7,11 @@
 
 struct cqn_engine;
 
-/* Ends the process if the engine is not as it should be. Engines of many awaitables are not
- * checked, because that would take the tests too long. */
+/* Aborts the process if an invariant of the engine does not hold. Engines with many awaitables are
+ * not checked, because the tests would take too long. */
 void cqn_assert_engine(const struct cqn_engine *engine);
 
-/* A method of the module: what does not hold of an engine, or None. */
+/* A method of the module: returns the condition that does not hold, or None. */
 PyObject *cqn_check_engine(PyObject *module, PyObject *engine);
 
 #endif

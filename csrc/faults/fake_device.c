@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-/* The fake device, see fake_device.h; its memory is in fake_memory.c. One thread uses it at a time.
- */
+/* The fake device, see fake_device.h; its memory is in fake_memory.c. Used by one thread at a
+ * time. */
 
 #include "faults/fake_device.h"
 #include "base/base.h"
 
-/* ---- what it was asked for ---- */
+/* ---- recorded calls ---- */
 
 enum { CALLS = 64, LONGEST = 512 };
 static struct {
@@ -14,13 +14,13 @@ static struct {
     size_t size;
     char bytes[LONGEST];
 } calls[CALLS];
-static size_t n_calls; /* the latest ones */
+static size_t n_calls; /* the most recent ones */
 
 void *cqn_fake_note(const char *verb, void *result, const void *data, size_t size, const void *more,
                     size_t more_size)
 {
     if (size + more_size > LONGEST) {
-        abort(); /* more than any test has */
+        abort(); /* more than any test uses */
     }
     if (n_calls == CALLS) {
         memmove(calls, calls + 1, sizeof(calls) - sizeof(*calls));
@@ -56,21 +56,21 @@ PyObject *cqn_fake_calls(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused
 
 enum { MANY = 64 };
 typedef struct {
-    struct ibv_qp *qp;     /* as the core knows it; NULL: none */
-    struct ibv_qp *real;   /* the same, except for XRC_RECV; NULL: its SRQ has gone */
-    enum ibv_qp_type type; /* that it takes the place of */
-    int *used;             /* the count of users of its domain or table, or NULL */
+    struct ibv_qp *qp;     /* as the core knows it; NULL: unused */
+    struct ibv_qp *real;   /* the same, except for XRC_RECV; NULL: its SRQ was destroyed */
+    enum ibv_qp_type type; /* the emulated type */
+    int *used;             /* the number of users of its domain or table, or NULL */
 } fake_qp;
 static fake_qp qps[MANY];
 static struct ibv_srq_init_attr_ex xrc; /* of the latest SRQ of that type, */
-static struct ibv_srq *xrc_srq;         /* to which all messages come */
+static struct ibv_srq *xrc_srq;         /* which gets all messages */
 typedef struct {
     struct ibv_xrcd xrcd;
     int users;
 } domain;
 static struct ibv_qp *(*create_qp_ex_of_device)(struct ibv_context *, struct ibv_qp_init_attr_ex *);
 
-/* Of NULL, a free one. */
+/* Returns the entry of a queue pair; for NULL an unused one. */
 static fake_qp *find_qp(const struct ibv_qp *qp)
 {
     for (size_t i = 0; i < MANY; i++) {
@@ -93,7 +93,7 @@ static struct ibv_qp *add_fake_qp(struct ibv_qp *qp, struct ibv_qp *real, enum i
     return qp;
 }
 
-/* XRC is done by RC, and raw packets by UC: there a queue pair is its own peer. */
+/* RC stands in for XRC, and UC for raw packets, where a queue pair is its own peer. */
 static struct ibv_qp *make_qp(struct ibv_pd *pd, const struct ibv_qp_init_attr *attr, int *used)
 {
     struct ibv_qp_init_attr real = *attr;
@@ -122,7 +122,8 @@ struct ibv_qp *cqn_fake_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *at
     return cqn_fake_note("ibv_create_qp", make_qp(pd, attr, NULL), attr, sizeof(*attr), NULL, 0);
 }
 
-/* A queue pair of RC that uses the SRQ, under another address: it goes before the SRQ does. */
+/* Creates an RC queue pair that uses the SRQ, under another address; it is destroyed before the
+ * SRQ. */
 static struct ibv_qp *make_xrc_recv(void *qp_context, struct ibv_xrcd *xrcd)
 {
     struct ibv_qp_init_attr attr = {.qp_context = qp_context,
@@ -180,7 +181,7 @@ static struct ibv_qp *create_qp_ex(struct ibv_context *context, struct ibv_qp_in
 
 static int (*post_send_of_device)(struct ibv_qp *, struct ibv_send_wr *, struct ibv_send_wr **);
 
-/* A message to be cut into segments is sent whole, without its header; one at a time. */
+/* A message to be segmented is sent whole, without its header; one at a time. */
 static int post_send(struct ibv_qp *qp, struct ibv_send_wr *first, struct ibv_send_wr **bad)
 {
     struct ibv_send_wr whole = *first;
@@ -193,7 +194,7 @@ static int post_send(struct ibv_qp *qp, struct ibv_send_wr *first, struct ibv_se
     return post_send_of_device(qp, &whole, bad);
 }
 
-/* The way to itself. */
+/* Sets the path to the queue pair itself. */
 static int lead_back(const struct ibv_qp *qp, struct ibv_qp_attr *attr)
 {
     attr->path_mtu = IBV_MTU_1024;
@@ -208,7 +209,7 @@ static int lead_back(const struct ibv_qp *qp, struct ibv_qp_attr *attr)
     return IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
 }
 
-/* Adds what the real type needs. */
+/* Adds the attributes that the real type requires. */
 static int complete(const struct ibv_qp *qp, enum ibv_qp_type type, struct ibv_qp_attr *attr)
 {
     const bool raw = type == IBV_QPT_RAW_PACKET;
@@ -316,7 +317,7 @@ int cqn_fake_destroy_srq(struct ibv_srq *srq)
     return err;
 }
 
-/* ---- matching of tags ---- */
+/* ---- tag matching ---- */
 
 static uint32_t handles;
 
@@ -331,7 +332,7 @@ static int post_srq_ops(struct ibv_srq *srq, struct ibv_ops_wr *op, struct ibv_o
     return 0;
 }
 
-/* What the completion of that id says of itself, in the place of a write's. */
+/* The fields of the completion with that id, in place of those of a write. */
 static struct {
     uint64_t id;
     int opcode, wc_flags;
@@ -388,7 +389,7 @@ static struct ibv_cq_ex *create_cq_ex(struct ibv_context *context, struct ibv_cq
     return cq;
 }
 
-/* It completes as a write of nothing to itself, by a queue pair that nobody knows. */
+/* Completes as an empty write to itself, on an internal queue pair. */
 PyObject *cqn_fake_complete(PyObject *Py_UNUSED(module), PyObject *args)
 {
     static struct ibv_qp *qp;
@@ -427,7 +428,7 @@ PyObject *cqn_fake_complete(PyObject *Py_UNUSED(module), PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* ---- flows, and counters of them ---- */
+/* ---- flows and their counters ---- */
 
 typedef struct {
     struct ibv_counters counters;
@@ -440,7 +441,7 @@ typedef struct {
     flow_counters *counters; /* or NULL */
 } counted_flow;
 
-/* The spec that counts is the last one. */
+/* The spec of the counters is the last one. */
 static struct ibv_flow *create_flow(struct ibv_qp *qp, struct ibv_flow_attr *attr)
 {
     struct ibv_flow_spec_counter_action last = {.size = 0};
@@ -497,7 +498,7 @@ static int attach_counters(struct ibv_counters *counters, struct ibv_counter_att
     return 0;
 }
 
-/* The n-th has counted 2 to the power 40 + n. */
+/* An attached counter with index n has the value 2^(40 + n). */
 static int read_counters(struct ibv_counters *counters, uint64_t *values, uint32_t n,
                          uint32_t flags)
 {
@@ -512,7 +513,7 @@ static int read_counters(struct ibv_counters *counters, uint64_t *values, uint32
     return 0;
 }
 
-/* ---- WQs: the receive queues of queue pairs that nobody knows ---- */
+/* ---- WQs: the receive queues of internal queue pairs ---- */
 
 static int post_wq_recv(struct ibv_wq *wq, struct ibv_recv_wr *first, struct ibv_recv_wr **bad)
 {
@@ -591,7 +592,7 @@ static int destroy_table(struct ibv_rwq_ind_table *table)
     return 0;
 }
 
-/* ---- ECE, and the order of data ---- */
+/* ---- ECE and the order of data ---- */
 
 int cqn_fake_query_ece(struct ibv_qp *qp, struct ibv_ece *ece)
 {

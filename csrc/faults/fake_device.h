@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The fake device: one that has what neither rxe nor siw has. Its contexts are those of a real
- * device that were opened while devices are faked (features.h). It notes each call for the tests to
- * read, and does what was asked by means of the real device, so that messages come through.
+ * The fake device, which has the features that both rxe and siw lack. Its contexts are contexts of
+ * a real device, opened while devices are faked (features.h). It records each call for the tests,
+ * and executes it with the real device, so messages are really transferred.
  */
 #ifndef CQN_FAKE_DEVICE_H
 #define CQN_FAKE_DEVICE_H
@@ -12,12 +12,12 @@
 PyObject *cqn_fake_calls(PyObject *module, PyObject *unused);
 PyObject *cqn_fake_complete(PyObject *module, PyObject *args);
 
-/* Gives a context that was opened the functions that its device lacks. */
+/* Adds the functions that its device lacks to an open context. */
 void cqn_make_fake(struct ibv_context *context);
 bool cqn_is_fake(const struct ibv_context *context);
 void cqn_fake_attr(struct ibv_device_attr_ex *attr);
 
-/* What the calls become, for its contexts; those of others are made as they are. */
+/* Replacements of calls, for its contexts; other contexts get the real calls. */
 struct ibv_qp *cqn_fake_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr);
 int cqn_fake_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask);
 int cqn_fake_destroy_qp(struct ibv_qp *qp);
@@ -26,7 +26,7 @@ int cqn_fake_query_ece(struct ibv_qp *qp, struct ibv_ece *ece);
 int cqn_fake_set_ece(struct ibv_qp *qp, struct ibv_ece *ece);
 int cqn_fake_data_in_order(struct ibv_qp *qp, enum ibv_wr_opcode op, uint32_t flags);
 
-/* Notes a call: what it returned or was about, its struct, and what that points to, or text.
+/* Records a call: its result or object, its struct, and the data of a pointer in it, or text.
  * Returns `result`. */
 void *cqn_fake_note(const char *verb, void *result, const void *data, size_t size, const void *more,
                     size_t more_size);

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* The memory of the fake device. Memory on it, dma-bufs and null MRs are memory of this process
- * that is registered as usual, so messages really go through them; a parent domain is its PD at
- * another address; what is imported is created anew. The arguments of each call are noted as text.
- */
+/* The memory of the fake device. Device memory, dma-bufs and null MRs are memory of this process,
+ * registered as usual, so messages are really stored there. A parent domain is its PD under another
+ * address; an imported object is created anew. The arguments of each call are recorded as text. */
 
 #include "base/base.h"
 #include "faults/fake_device.h"
@@ -34,15 +33,15 @@ __attribute__((format(printf, 3, 4))) static void *note(const char *verb, void *
     return cqn_fake_note(verb, result, text, (size_t)n, NULL, 0);
 }
 
-/* ---- registering anew ---- */
+/* ---- registering again ---- */
 
-/* As libibverbs has it behind each MR. */
+/* The struct that libibverbs has for each MR. */
 struct verbs_mr {
     struct ibv_mr mr;
     int type, access;
 };
 
-/* Another registration takes the place of the first, in the same struct. */
+/* Replaces the registration in the same struct by another one. */
 static int exchange(struct ibv_mr *mr, struct ibv_pd *pd, void *addr, size_t length, int access)
 {
     struct ibv_mr *other = (ibv_reg_mr_iova2)(pd, addr, length, (uintptr_t)addr, (unsigned)access);
@@ -145,11 +144,11 @@ struct ibv_mr *cqn_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t leng
     void *bytes = (mmap)(NULL, offset + length, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (bytes == NULL || bytes == MAP_FAILED) {
         return NULL;
-    } /* else it stays mapped */
+    } /* otherwise it stays mapped */
     return (ibv_reg_mr_iova2)(pd, (char *)bytes + offset, length, iova, (unsigned)access);
 }
 
-/* As a null MR, and as one that is imported. */
+/* Registers a page, for a null MR or an imported one. */
 static struct ibv_mr *reg_page(struct ibv_pd *pd)
 {
     static _Alignas(4096) char page[4096];
@@ -179,14 +178,14 @@ static int dealloc_td(struct ibv_td *td)
     return 0;
 }
 
-/* The PD under another address. */
+/* PDs under other addresses. */
 static struct ibv_pd *_Atomic parents[8];
 
 static struct ibv_pd *alloc_parent_domain(struct ibv_context *context,
                                           struct ibv_parent_domain_init_attr *attr)
 {
     (void)context;
-    struct ibv_pd *pd = calloc(1, 256); /* with space for what a provider keeps behind it */
+    struct ibv_pd *pd = calloc(1, 256); /* with space for the provider's own fields */
     *pd = *attr->pd;
     for (size_t i = 0; i < Py_ARRAY_LENGTH(parents); i++) {
         struct ibv_pd *none = NULL;
@@ -195,7 +194,7 @@ static struct ibv_pd *alloc_parent_domain(struct ibv_context *context,
                         attr->comp_mask);
         }
     }
-    abort(); /* more than any test has at a time */
+    abort(); /* more than any test uses at a time */
 }
 
 int cqn_fake_dealloc_pd(struct ibv_pd *pd)
@@ -210,7 +209,7 @@ int cqn_fake_dealloc_pd(struct ibv_pd *pd)
     return (ibv_dealloc_pd)(pd);
 }
 
-/* ---- of other processes ---- */
+/* ---- objects of other processes ---- */
 
 struct ibv_pd *cqn_import_pd(struct ibv_context *context, uint32_t handle)
 {
@@ -224,7 +223,7 @@ void cqn_unimport_pd(struct ibv_pd *pd)
     (ibv_dealloc_pd)(pd);
 }
 
-/* The highest handle is that of all memory. */
+/* The highest handle means all memory. */
 struct ibv_mr *cqn_import_mr(struct ibv_pd *pd, uint32_t handle)
 {
     if (!cqn_is_fake(pd->context)) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Calls and allocations that fail, code that runs before a call, and what devices and kernels
- * rarely report: see replaced_calls.h. The files of this folder are the only ones with globals. */
+/* Calls and allocations that fail, code that runs before a call, and rare reports of devices and
+ * kernels: see replaced_calls.h. Only the files of this folder have global variables. */
 
 #include "base/base.h"
 #include "faults/faults.h"
@@ -9,22 +9,22 @@
 #include <unistd.h>
 
 typedef struct {
-    atomic_long left;             /* until it is the turn; 0: off */
-    const char *_Atomic happened; /* what failed */
+    atomic_long left;             /* until the failing one; 0: off */
+    const char *_Atomic happened; /* the call that failed */
 } countdown;
 
 static countdown calls, allocations;
 static atomic_int error;
-static atomic_bool hold; /* the failing call, until this is false, if it is made without the GIL */
-static atomic_bool minus_1; /* a post that fails says no more than errno does */
+static atomic_bool hold; /* the failing call waits until this is false, if made without the GIL */
+static atomic_bool minus_1; /* a failing post reports only errno */
 static const char *_Atomic held;
 static atomic_long live;
 static pthread_t armed_by;
-static PyObject *before; /* is called once, just before that call is made */
+static PyObject *before; /* called once, just before that call */
 static char before_name[32];
 static PyMemAllocatorEx original[2];
 
-/* n == 0 stops it, and leaves what happened to be asked for. */
+/* n == 0 disables the countdown, and keeps its result. */
 static void arm_countdown(countdown *c, long n)
 {
     if (n > 0) {
@@ -48,7 +48,7 @@ int cqn_fault_errno(void)
     return atomic_load(&error);
 }
 
-/* What a verb that returns its error returns. */
+/* Returns the result of a failed verb that returns its error. */
 int cqn_fault_result(void)
 {
     return atomic_load(&minus_1) ? -1 : cqn_fault_errno();
@@ -84,7 +84,7 @@ void cqn_place(const char *name)
 
 bool cqn_fault(const char *call)
 {
-    /* A thread that spins makes its calls without the GIL. */
+    /* A spinning thread makes its calls without the GIL. */
     if (PyGILState_Check() && before != NULL && strcmp(call, before_name) == 0) {
         run_before();
     }
@@ -117,7 +117,7 @@ int cqn_posted(int rc, const char *call)
     return rc == 0 && cqn_fault(call) ? cqn_fault_result() : rc;
 }
 
-/* ---- events that no device gives ---- */
+/* ---- events that no device raises ---- */
 
 static struct ibv_async_event injected;
 static enum { NO_EVENT, READY, READ } injection;
@@ -140,7 +140,7 @@ void cqn_ack_async_event_unless_injected(struct ibv_async_event *event)
     injection = NO_EVENT;
 }
 
-/* ---- a kernel that copies no pinned pages, or a library that can't tell ---- */
+/* ---- a kernel that copies no pinned pages, or a library that cannot say ---- */
 
 enum { OWN = -2, UNKNOWN = -1 };
 static int fork_answer = OWN, fork_error, fork_inits;
@@ -155,7 +155,7 @@ void *cqn_find_unless_pretended(const char *function)
     enum ibv_fork_status (*pretended)(void) = pretended_fork_status;
     void *found = NULL;
     if (fork_answer == OWN) {
-        void *(*find)(const char *) = cqn_library_find; /* no call, so not the macro */
+        void *(*find)(const char *) = cqn_library_find; /* not called here, to avoid the macro */
         return find(function);
     }
     if (fork_answer != UNKNOWN) {
@@ -188,7 +188,7 @@ PyObject *cqn_pretend_fork(PyObject *module, PyObject *args)
     return inits;
 }
 
-/* ---- allocations of the thread that asked for it ---- */
+/* ---- allocations of the requesting thread ---- */
 
 static bool starves(void)
 {
@@ -220,7 +220,7 @@ static void faulty_free(void *ctx, void *p)
     a->free(a->ctx, p);
 }
 
-/* Once, and for good. */
+/* Runs once; the hooks stay. */
 static void hook_allocators(void)
 {
     static const PyMemAllocatorDomain domains[] = {PYMEM_DOMAIN_MEM, PYMEM_DOMAIN_OBJ};

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Devices that say that they can do less than they can, or more: then they are opened as the fake
+/* Devices that report fewer features than they have, or more: these are opened as the fake
  * device. */
 
 #include "faults/features.h"
@@ -64,7 +64,7 @@ struct ibv_mr *cqn_reg_mr(struct ibv_pd *pd, void *addr, size_t length, unsigned
     return __ibv_reg_mr(pd, all ? page : addr, all ? sizeof(page) : length, access, 0);
 }
 
-/* The fake device is imported by opening it once more. */
+/* Imports the fake device by opening it again. */
 struct ibv_context *cqn_import_device(int fd)
 {
     if (!atomic_load(&faking)) {

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: MIT */
-/* Devices that say that they can do less than they can, or more. */
+/* Devices that report fewer features than they have, or more. */
 #ifndef CQN_FEATURES_H
 #define CQN_FEATURES_H
 
 #include "base/python.h"
 
-/* The methods of the module by which tests say what devices have. */
+/* Methods of the module with which tests set the features of devices. */
 PyObject *cqn_hide_features(PyObject *module, PyObject *args);
 PyObject *cqn_use_fake_device(PyObject *module, PyObject *use);
 
-/* What the calls become. */
+/* Replacements of calls. */
 int cqn_query_device(struct ibv_context *device, struct ibv_device_attr *attr);
 int cqn_query_device_ex(struct ibv_context *device, const struct ibv_query_device_ex_input *input,
                         struct ibv_device_attr_ex *attr);

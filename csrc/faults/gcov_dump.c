@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What gcov has counted, for a process that ends without destructors: see tests/lab/gcov.py. */
+/* Writes the counts of gcov, in a process that ends without destructors: see tests/lab/gcov.py. */
 
 #include <gcov.h>
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Methods that only builds for tests have: by them tests say what is to fail. */
+/* Methods in test builds only, with which tests select what fails. */
 
 #include "faults/engine_invariants.h"
 #include "faults/fake_device.h"

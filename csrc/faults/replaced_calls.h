@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Each call into libibverbs, and each into the system that can fail, asks cqn_fault() first. The
- * one whose turn it is is not made, and fails in its own style: NULL or -1 with errno, or the error
- * as the result. A call that is made without the GIL can be held until the test lets go of it; with
- * the error 0 it is made then. Calls that create and destroy handles count them.
+ * Each call of libibverbs, and each system call that can fail, asks cqn_fault() first. The selected
+ * call is not made, and fails in its own way: NULL or -1 with errno, or the error as its result. A
+ * call without the GIL can be held until the test releases it; with the error 0 it is made then.
+ * Calls that create and destroy handles are counted.
  *
- * An asynchronous event that no device can be made to report can be put in the place of its next
- * one. A device can be made to say that it can do less, or that it has XRC, ATOMIC_WRITE and paging
- * on demand: then memory to be paged is registered as usual, and a page in the place of all memory.
+ * A test can replace the next asynchronous event of a device by one that no device can be made to
+ * raise. A device can be made to report fewer features, or XRC, ATOMIC_WRITE and on-demand paging:
+ * such memory is then registered as usual, and a page in place of all memory.
  */
 #ifndef CQN_REPLACED_CALLS_H
 #define CQN_REPLACED_CALLS_H
@@ -26,7 +26,7 @@
 #include "faults/fake_device.h"
 #include "faults/features.h"
 
-/* The methods of the module by which tests say what is to fail, and all that tests call. */
+/* Methods of the module with which tests select what fails, and all others for tests. */
 PyObject *cqn_fail_call(PyObject *module, PyObject *args);
 PyObject *cqn_fail_alloc(PyObject *module, PyObject *args);
 PyObject *cqn_before_call(PyObject *module, PyObject *args);
@@ -39,7 +39,7 @@ extern PyMethodDef cqn_fault_methods[];
 
 void cqn_place(const char *name);
 
-/* What the calls become. */
+/* Replacements of calls. */
 bool cqn_fault(const char *call);
 int cqn_fault_errno(void);
 int cqn_fault_result(void);
@@ -57,14 +57,14 @@ void cqn_ack_async_event_unless_injected(struct ibv_async_event *event);
 #define MINUS_1_OR(call, ...) (cqn_fault(#call) ? -1 : call(__VA_ARGS__))
 #define ERROR_OR(call, ...) (cqn_fault(#call) ? cqn_fault_errno() : call(__VA_ARGS__))
 
-/* A post is refused at its first request, and if it is to be held, carried out all the same, as
- * devices do that keep what they have refused; or else it is made, and fails all the same, without
- * a word about which request was refused. */
+/* Refuses a post at its first request; if it is held, it is executed nevertheless, like devices
+ * that keep refused requests. Or the post is made and reported as failed, without the refused
+ * request. */
 #define POST_OR(call, wr, bad_wr, made)                                                            \
     (cqn_fault(call) ? ((void)(cqn_fault_is_held() && made), *(bad_wr) = (wr), cqn_fault_result()) \
                      : cqn_posted(made, call " when made"))
 
-/* In the header these are macros around something else. */
+/* In the header these are macros around other functions. */
 #undef ibv_get_device_list
 #undef ibv_query_port
 #undef ibv_reg_mr

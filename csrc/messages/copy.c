@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Copies the frames of a message that has come as a whole, if the buffers for them are simple: rows
- * of bytes that are large enough. All others are the Session's, which says what is wrong. */
+/* Copies the frames of a message that arrived as a whole into simple buffers: contiguous bytes that
+ * are large enough. The Session handles all other buffers, and raises what is wrong with them. */
 
 #include "messages/copy.h"
 #include "messages/session.h"
@@ -37,7 +37,7 @@ PyObject *cqn_copy_view(PyObject *buffer, uint32_t nbytes)
     return view;
 }
 
-/* The list of the caller can be changed in between, by code that an allocation runs. */
+/* Code that runs during an allocation can change the caller's list. */
 PyObject *cqn_copy_frame(PyObject *into, uint32_t i, const uint8_t *bytes, uint32_t nbytes)
 {
     if (into == NULL) {

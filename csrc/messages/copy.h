@@ -5,15 +5,15 @@
 
 #include "messages/messages.h"
 
-/* A view of the first bytes of a buffer that is a row of bytes; or NULL, perhaps with an exception:
- * it is another one, or there is no memory. */
+/* Returns a new view of the first bytes of a contiguous buffer of bytes; NULL, perhaps without an
+ * exception, if it is another kind of buffer or there is no memory. */
 PyObject *cqn_copy_view(PyObject *buffer, uint32_t nbytes);
 
-/* A frame, copied into the i-th buffer of `into`, a list or a tuple, or into new memory if that is
- * NULL; or NULL as above. */
+/* Returns a frame, copied into buffer i of `into`, a list or a tuple, or into new memory if that is
+ * NULL. NULL as above. */
 PyObject *cqn_copy_frame(PyObject *into, uint32_t i, const uint8_t *bytes, uint32_t nbytes);
 
-/* The frames of a DATA; or NULL as above. */
+/* Returns a new list of the frames of a DATA; NULL as above. */
 PyObject *cqn_copy_message(const cqn_session *session, const cqn_message *message, PyObject *into);
 
 #endif

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Credits: who may send how much, and when an acknowledgement is due.
+ * Credits: how much each end may send, and when an acknowledgement is due.
  *
- * A message takes one of the credits that the receiver has granted. The credit is returned when the
+ * A message takes one of the credits that the receiver granted. The credit is returned when the
  * receiver's program has received the message. The counters of both directions travel in the header
- * of each frame, so a connection that is used both ways needs few frames of their own for them.
+ * of each frame, so a connection used in both directions needs few separate frames for them.
  *
- * Such a frame, an ACK, takes no credit. Yet there is a receive for each, because few of them can
- * be in flight: one for each offer of the receiver's that it reports as read; two that return
- * credits, since each returns at least half of them; and two that answer a frame with LAST, since
- * the next such frame takes credits which came with, or behind, the one before. A CLOSING comes
- * once; so does a CLOSE or an ERROR, behind which nothing is sent; and so does the first ACK of the
- * end that has accepted. These are the SPARE receives of _options.py.
+ * Such a frame, an ACK, takes no credit. There is still a receive for each, because few of them can
+ * be in flight: one for each offer that the receiver reports as read; two that return credits,
+ * since each returns at least half of them; and two that answer a frame with LAST, since the next
+ * such frame uses credits that arrived with, or after, the previous answer. A CLOSING is sent once;
+ * so is a CLOSE or an ERROR, after which nothing is sent; and so is the first ACK of the accepting
+ * end. These are the SPARE receives of _options.py.
  */
 
 #include "messages/flow.h"
@@ -43,8 +43,8 @@ cqn_header cqn_flow_header(cqn_flow *self, cqn_frame_kind kind)
 
 /* ---- receiving ---- */
 
-/* The whole value of a counter: a header has 32 bits of it. It has grown, and is not above
- * `most`. */
+/* Advances a 64-bit counter to the lower 32 bits in a header. Returns false with a breach if it
+ * would exceed `most`. */
 static bool unwrap(uint64_t *counter, uint32_t value, uint64_t most, const char *name,
                    cqn_breach *breach)
 {
@@ -66,7 +66,7 @@ static bool on_message(cqn_flow *self, const cqn_header *header, cqn_breach *bre
         return cqn_breaks(breach, "message %" PRIu64 " was sent without a credit", self->received);
     }
     if ((header->flags & CQN_LAST) && self->received < granted) {
-        self->is_ack_due = self->is_ack_urgent = true; /* it was sent before its credits arrived */
+        self->is_ack_due = self->is_ack_urgent = true; /* sent before its credits arrived */
     }
     else if (header->flags & CQN_LAST) {
         self->peer_needs_credits = true;
@@ -105,7 +105,7 @@ static void count_read(cqn_flow *self)
     self->is_ack_due = self->is_ack_urgent = true;
 }
 
-/* Counts the offers that were read before the one that was read now. -1 with an exception. */
+/* Counts the following offers that were read out of order. Returns -1 with an exception. */
 static int count_early(cqn_flow *self)
 {
     int found = 1;
@@ -135,7 +135,7 @@ int cqn_flow_mark_read(cqn_flow *self, uint64_t number)
     return rc;
 }
 
-/* ---- the type: what Python uses of it, and tests that need no device ---- */
+/* ---- the type, for Python code and for tests without a device ---- */
 
 static PyObject *flow_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {

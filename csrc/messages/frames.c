@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-/* The bytes of a message that is sent, if its buffers are simple. All others are converted by the
- * Session, which also says what is wrong with them. */
+/* The bytes of a message to be sent, if its buffers are simple. The Session converts all others,
+ * and raises what is wrong with them. */
 
 #include "messages/frames.h"
 
-/* Whether the elements are numbers: other formats can have references to objects. */
+/* Whether the items are numbers; other formats can contain references to objects. */
 static bool has_simple_format(const Py_buffer *view)
 {
     const char *format = view->format;
@@ -27,7 +27,7 @@ static bool get_frame(PyObject *buffer, cqn_frame *out)
     CQN_UNLOCKED(rc = PyObject_GetBuffer(buffer, &out->view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT));
     if (rc < 0) {
         out->view.obj = NULL;
-        PyErr_Clear(); /* the Session gets it again, and explains */
+        PyErr_Clear(); /* the Session tries again and raises the error */
         return false;
     }
     out->bytes = out->view.buf;
@@ -60,7 +60,7 @@ void cqn_frames_drop(cqn_frame *frames, Py_ssize_t n)
     cqn_put_exception(pending);
 }
 
-/* The view of a row of bytes can point into itself. */
+/* The view of contiguous bytes can have pointers into itself. */
 void cqn_frames_move(cqn_frame *to, const cqn_frame *from, Py_ssize_t n)
 {
     for (Py_ssize_t i = 0; i < n; i++) {

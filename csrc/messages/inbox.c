@@ -2,9 +2,9 @@
 /*
  * Messages that have arrived, in order, and the receives that wait for the next one.
  *
- * A message has taken a receive's memory, so there are never more of them than receives. A receive
- * that gets a message leaves the list, and its task is woken; if that task is cancelled before it
- * goes on, the message goes to the next one, or back to its place.
+ * A message occupies a receive's memory, so there are never more messages than receives. A receive
+ * that gets a message leaves the list, and its task is woken. If that task is cancelled before it
+ * goes on, the message goes to the next receive, or back to its place.
  */
 
 #include "messages/inbox.h"
@@ -15,7 +15,7 @@ static cqn_message *message_at(const cqn_session *self, uint32_t i)
     return &self->messages[(self->first_message + i) % self->receives];
 }
 
-/* ---- the receives that wait ---- */
+/* ---- waiting receives ---- */
 
 void cqn_inbox_wait(cqn_session *self, cqn_receive *receive)
 {
@@ -24,7 +24,7 @@ void cqn_inbox_wait(cqn_session *self, cqn_receive *receive)
     cqn_task_append(&self->receiving, &receive->task);
 }
 
-/* Takes it out of the list, whose reference the caller gets. */
+/* Removes a receive from the list; the caller gets the list's reference. */
 static cqn_receive *unlist(cqn_session *self, cqn_receive *receive)
 {
     assert(receive->is_listed);
@@ -40,7 +40,7 @@ void cqn_inbox_leave(cqn_session *self, cqn_receive *receive)
     }
 }
 
-/* The first that waits, whose task is not being cancelled; or NULL. The caller gets a reference. */
+/* Returns a reference to the first waiting receive whose task is not being cancelled; or NULL. */
 static cqn_receive *pop_waiting(cqn_session *self)
 {
     while (self->receiving.first != NULL) {
@@ -53,7 +53,8 @@ static cqn_receive *pop_waiting(cqn_session *self)
     return NULL;
 }
 
-/* Gives the message to the first receive that waits. 1: there is none; -1 with an exception. */
+/* Gives the message to the first waiting receive. Returns 1 if there is none, -1 with an
+ * exception. */
 static int deliver(cqn_session *self, const cqn_message *message)
 {
     cqn_receive *receive = pop_waiting(self);
@@ -67,7 +68,7 @@ static int deliver(cqn_session *self, const cqn_message *message)
     return rc;
 }
 
-/* The list is taken over first: waking can run any code. */
+/* Each receive is removed first, since waking can run arbitrary code. */
 int cqn_inbox_fail(cqn_session *self, PyObject *error)
 {
     int rc = 0;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * MessageMemory: a buffer that is to be registered, and how it is found again: see _pool.py.
+ * MessageMemory: a buffer to be registered, and the key by which its registration is found again:
+ * see _pool.py.
  *
- * The memory of a numpy array is found by its addresses. Another buffer has a key: two with the
- * same key are the same memory, while either of them is in use.
+ * The memory of a numpy array is found by its addresses. Any other buffer has a key: two buffers
+ * with the same key are the same memory while either of them is in use.
  */
 
 #include "messages/memory.h"
@@ -11,14 +12,14 @@
 typedef struct {
     PyObject_HEAD
     PyObject *view;   /* a memoryview */
-    PyObject *access; /* what is granted */
-    PyObject *array;  /* the numpy array that owns the memory, or holds what does; or None */
-    PyObject *key;    /* of another buffer, or None */
+    PyObject *access; /* the access flags */
+    PyObject *array;  /* the numpy array that owns the memory or holds its owner; or None */
+    PyObject *key;    /* of any other buffer, or None */
     uint64_t start, end;
 } wanted;
 
-/* numpy's type of arrays, a new reference; or NULL, perhaps with an exception: nobody has imported
- * it. */
+/* Returns a new reference to numpy.ndarray; NULL, perhaps without an exception, if numpy was not
+ * imported. */
 static PyTypeObject *array_type(void)
 {
     PyObject *name = PyUnicode_FromString("numpy");
@@ -32,7 +33,7 @@ static PyTypeObject *array_type(void)
     return (PyTypeObject *)type;
 }
 
-/* The object that is behind views of views, borrowed. */
+/* Returns the object behind views of views; borrowed. */
 static PyObject *owner_of(PyObject *view)
 {
     PyObject *owner = view;
@@ -42,7 +43,8 @@ static PyObject *owner_of(PyObject *view)
     return owner;
 }
 
-/* The array at the end of a row of arrays: each is a view of the next. */
+/* Returns a reference to the last array of a chain in which each is a view of the next; NULL with
+ * an exception. */
 static PyObject *base_of(PyObject *array, PyTypeObject *type)
 {
     PyObject *one = Py_NewRef(array);
@@ -60,7 +62,8 @@ static PyObject *base_of(PyObject *array, PyTypeObject *type)
     }
 }
 
-/* A part of something is found by nobody, nor is a part of a memory region. */
+/* Returns a key that only a whole buffer shares: a part of an object, and an MR, get a unique one.
+ * NULL with an exception. */
 static PyObject *key_of(const cqn_state *st, PyObject *owner, const wanted *self)
 {
     const Py_ssize_t nbytes = PyMemoryView_GET_BUFFER(self->view)->len;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* A buffer that is to be registered: see memory.c. */
+/* A buffer to be registered: see memory.c. */
 #ifndef CQN_MESSAGES_MEMORY_H
 #define CQN_MESSAGES_MEMORY_H
 
@@ -7,7 +7,7 @@
 
 extern PyType_Spec cqn_message_memory_spec;
 
-/* A MessageMemory of a memoryview. NULL with an exception. */
+/* Returns a new MessageMemory of a memoryview; NULL with an exception. */
 PyObject *cqn_memory_new(const cqn_state *st, PyObject *view, PyObject *access);
 
 #endif

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Offers a message to the peer, which reads it. Large frames stay in the buffers, which are
+ * Offers a message to the peer, which reads it. Large frames stay in their buffers, which are
  * registered until the peer has read them; small ones are copied behind the table of frames, which
  * follows the offer.
  *
- * What is registered, and for how long, is decided in Python: see _memory.py. So are messages with
- * a frame that takes the kernel long to register, and those whose table does not fit.
+ * Python decides what is registered, and for how long: see _memory.py. Python also handles messages
+ * with a frame that takes long to register, or with a table that does not fit.
  */
 
 #include "messages/offer.h"
@@ -18,7 +18,7 @@ static bool is_large(const cqn_session *self, const cqn_frame *frame)
     return frame->length >= self->eager;
 }
 
-/* The table, and the frames behind it. */
+/* Returns the size of the table and the small frames behind it. */
 static uint64_t body_length(const cqn_session *self, const cqn_frame *frames, Py_ssize_t n)
 {
     uint64_t length = (uint64_t)n * CQN_ENTRY_SIZE;
@@ -42,8 +42,8 @@ bool cqn_offer_is_simple(const cqn_session *self, const cqn_frame *frames, Py_ss
 
 /* ---- registering ---- */
 
-/* Registers all large frames. Returns the Registrations; NULL with an exception. It can run any
- * code, which can end the message. */
+/* Registers all large frames. Returns a new list of Registrations; NULL with an exception. Can run
+ * arbitrary code, which can end the message. */
 static PyObject *grant_all(cqn_session *self, const cqn_sending *sending, cqn_remote *remotes)
 {
     const Py_ssize_t n = sending->frames_len;
@@ -95,14 +95,14 @@ static void write_offer(cqn_session *self, uint8_t *into, const cqn_sending *sen
     }
 }
 
-/* Whether it may still be offered, after code that can be any. */
+/* Checks, after arbitrary code ran, whether the message may still be offered. */
 static bool may_go_on(const cqn_session *self, const cqn_sending *sending)
 {
     return sending->state == CQN_SEND_WAITING && !cqn_session_is_over(self) &&
            cqn_flow_credits(self->flow) > 0;
 }
 
-/* The message is registered. */
+/* Posts the offer of a registered message. */
 static int post(cqn_session *self, cqn_sending *sending, const cqn_remote *remotes)
 {
     bool failed;
@@ -121,7 +121,7 @@ static int post(cqn_session *self, cqn_sending *sending, const cqn_remote *remot
     return cqn_session_flush(self) < 0 ? -1 : 1;
 }
 
-/* Whether there is room for the offer; what was posted may have completed, and is looked for. */
+/* Returns whether the offer fits; polls for completions of sends first, since these free memory. */
 static bool has_room(cqn_session *self, const cqn_sending *sending, bool *failed)
 {
     const uint64_t length =

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Messages that wait, in the order of send(): for credits or for room; and behind that, if they
- * were offered, until the peer has read them. No message overtakes another one.
+ * Waiting messages, in the order of send(): they wait for credits or free memory, and then, if they
+ * were offered, for the peer to read them. No message overtakes another one.
  *
- * A message leaves its list before its task is woken, and before its buffers are let go of, because
- * both can run any code. A task that was cancelled has not gone on yet when its message's turn
- * comes: then the message is not sent.
+ * A message leaves its list before its task is woken and before its buffers are released, because
+ * both can run arbitrary code. If a task was cancelled but has yet to go on when its message could
+ * be sent, the message is not sent.
  */
 
 #include "messages/outbox.h"
@@ -14,8 +14,8 @@
 #include "messages/send.h"
 #include "messages/task.h"
 
-/* Takes it out of its list, whose reference the caller gets: it is over, unless it is offered
- * next. */
+/* Removes a message from its list; the caller gets the list's reference. The message is over,
+ * unless it is offered next. */
 static cqn_sending *unlist(cqn_session *self, cqn_sending *one)
 {
     assert(one->state != CQN_SEND_OVER);
@@ -41,7 +41,7 @@ void cqn_sending_drop(cqn_sending *self)
     Py_XDECREF(buffers);
 }
 
-/* The message is over: lets go of its memory. An exception that is set stays set. */
+/* Releases the memory of a message that is over. Keeps the current exception. */
 static void release(cqn_sending *self)
 {
     PyObject *pending = cqn_take_exception();
@@ -54,7 +54,7 @@ static void release(cqn_sending *self)
     cqn_put_exception(pending);
 }
 
-/* ---- those that wait ---- */
+/* ---- waiting messages ---- */
 
 void cqn_outbox_wait(cqn_session *self, cqn_sending *sending)
 {
@@ -71,8 +71,8 @@ void cqn_outbox_withdraw(cqn_session *self, cqn_sending *sending)
     }
 }
 
-/* The message is over: sent, or failed with an error, which the task gets. -1 with an exception
- * that must end the loop. */
+/* Ends a message that was sent, or failed with an error, which the task gets. Returns -1 with an
+ * exception that must end the loop. */
 static int finish(cqn_session *self, cqn_sending *sending, PyObject *error, bool shared)
 {
     cqn_sending *one = unlist(self, sending);
@@ -86,7 +86,7 @@ static int finish(cqn_session *self, cqn_sending *sending, PyObject *error, bool
     return rc;
 }
 
-/* 1; 0: there is no room; -1 with an exception. */
+/* Returns 1; 0 if there is no free memory; -1 with an exception. */
 static int post_copy(cqn_session *self, cqn_sending *one)
 {
     bool failed;
@@ -105,7 +105,7 @@ static int post_copy(cqn_session *self, cqn_sending *one)
     return finish(self, one, NULL, false) < 0 ? -1 : 1;
 }
 
-/* The peer is to read it. */
+/* The peer has to read it now. */
 static void move_to_offered(cqn_session *self, cqn_sending *one)
 {
     cqn_sending *moved = unlist(self, one);
@@ -114,7 +114,8 @@ static void move_to_offered(cqn_session *self, cqn_sending *one)
     Py_DECREF(moved);
 }
 
-/* The Session offers it, and returns whether it has; or an exception, which is the task's. */
+/* Has the Session offer a message. Returns whether it did, or -1 with an exception; *error: a new
+ * reference to an exception for the task. */
 static int offer_by_session(cqn_session *self, const cqn_sending *one, PyObject **error)
 {
     PyObject *offered = cqn_call_method((PyObject *)self, "_post_offer", one->outgoing);
@@ -159,7 +160,7 @@ static int post_first(cqn_session *self)
 int cqn_outbox_post(cqn_session *self)
 {
     int rc = 1;
-    if (self->is_posting) { /* the code that does goes on */
+    if (self->is_posting) { /* the outer call goes on */
         return 0;
     }
     self->is_posting = true;
@@ -171,7 +172,7 @@ int cqn_outbox_post(cqn_session *self)
     return rc < 0 ? -1 : 0;
 }
 
-/* ---- those that were offered, and the end ---- */
+/* ---- offered messages, and the end ---- */
 
 int cqn_outbox_offers_read(cqn_session *self, uint64_t count)
 {
@@ -183,7 +184,7 @@ int cqn_outbox_offers_read(cqn_session *self, uint64_t count)
     return rc;
 }
 
-/* What is sent meanwhile, by code that runs here, is not failed. */
+/* Messages sent meanwhile by code that runs here do not fail. */
 int cqn_outbox_fail(cqn_session *self, PyObject *error)
 {
     int rc = 0;

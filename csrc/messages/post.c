@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What a session posts, and when; and the completions of sends that it waits for.
+ * The posts of a session, and the completions of sends that it waits for.
  *
- * A frame that has completed frees its memory and its slots, which nobody needs as long as there is
- * room: it is found when there is none. So for a stream of small messages the CQ of sends is armed
- * for failures, in the terms of the verbs for solicited events: no event comes of what succeeds.
- * When something waits for a completion the CQ is armed for all, and stays so until an event comes
- * that nothing has waited for.
+ * The completion of a frame frees its memory and its slots. These are not needed while other memory
+ * is free, so completions are polled only when there is none. For a stream of small messages the CQ
+ * of sends is therefore armed only for failures (for solicited events, in the terms of the verbs):
+ * successful sends raise no event. When something waits for a completion, the CQ is armed for all
+ * of them, until an event arrives that nothing waited for.
  */
 
 #include "messages/post.h"
@@ -32,13 +32,13 @@ int cqn_session_failed(cqn_session *self)
 
 /* ---- completions of sends ---- */
 
-/* An ACK that found no room is due. */
+/* Whether a due ACK found no free memory. */
 static bool has_no_room_for_ack(const cqn_session *self)
 {
     return self->flow->is_ack_due && !cqn_send_queue_has_room(&self->queue, CQN_HEADER_SIZE);
 }
 
-/* The first message that waits has a credit, and lacks room. */
+/* Whether the first waiting message has a credit, but no memory. */
 static bool first_needs_room(const cqn_session *self)
 {
     const cqn_sending *first = (cqn_sending *)self->waiting.first;
@@ -133,7 +133,7 @@ void cqn_session_repost(cqn_session *self, uint32_t slot)
 int cqn_session_send_ack(cqn_session *self, uint8_t flags)
 {
     uint8_t *frame = cqn_send_queue_reserve(&self->queue, CQN_HEADER_SIZE);
-    if (frame == NULL) { /* what completes makes room */
+    if (frame == NULL) { /* completions will free memory */
         const int rc = cqn_session_flush(self);
         cqn_session_expect_sends(self);
         return rc;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * MessageReading: an offered message that is read into a buffer of the caller, and what recv()
- * awaits meanwhile, in the shape of a coroutine.
+ * MessageReading: an offered message that is read into a buffer of the caller, and the awaitable of
+ * its recv(), in the shape of a coroutine.
  *
- * This is for a message with one large frame, of few pieces, whose table has come with the offer:
- * its reads are posted together, and have one completion. Others are read by the Session, see
- * _rdma_read.py. If the task gives up, the reads go on, with the memory; the message is then read
- * again for the next recv(), elsewhere.
+ * This is for a message with one large frame, of few pieces, whose table arrived with the offer:
+ * its reads are posted together and have one completion. The Session reads all others, see
+ * _rdma_read.py. If the task gives up, the reads continue, with their memory; the next recv() reads
+ * the message again, into another buffer.
  */
 
 #include "messages/reading.h"
@@ -17,7 +17,7 @@
 #include "messages/session.h"
 #include "messages/task.h"
 
-/* ---- the list of the session: as long as reads are under way ---- */
+/* ---- the session's list of readings in flight ---- */
 
 static cqn_reading *first_of(const cqn_session *self)
 {
@@ -31,7 +31,7 @@ static void append(cqn_session *self, cqn_reading *one)
     cqn_task_append(&self->readings, &one->task);
 }
 
-/* Takes it out of the list, whose reference the caller gets. */
+/* Removes a reading from the list; the caller gets the list's reference. */
 static cqn_reading *unlist(cqn_session *self, cqn_reading *one)
 {
     assert(one->is_listed && self->reads_in_flight >= one->in_flight);
@@ -49,15 +49,16 @@ void cqn_reading_forget(cqn_session *self, cqn_reading *reading)
     }
 }
 
-/* ---- what is read, and where it goes ---- */
+/* ---- source and destination ---- */
 
 typedef struct {
-    const uint8_t *body; /* the table of frames, and the small ones */
+    const uint8_t *body; /* the table of frames, and the small frames */
     uint32_t count, large;
-    cqn_remote remote; /* the large one */
+    cqn_remote remote; /* the large frame */
 } plan;
 
-/* Whether it is simple. A breach of the protocol is not: the Session reports it. */
+/* Returns false if the message is not simple. A breach of the protocol is not simple either: the
+ * Session reports it. */
 static bool make_plan(const cqn_session *self, const cqn_message *message, plan *out)
 {
     const uint8_t *frame = cqn_session_frame(self, message->slot);
@@ -84,7 +85,8 @@ static bool make_plan(const cqn_session *self, const cqn_message *message, plan 
     return large == 1 && out->remote.length < self->slow;
 }
 
-/* The frames, with the small ones copied; NULL if the caller has to do that. */
+/* Returns a new list of the frames, with the small ones copied; NULL without an exception if the
+ * caller has to do that. */
 static PyObject *make_frames(const plan *of, PyObject *into)
 {
     PyObject *list =
@@ -129,7 +131,7 @@ static cqn_reading *new_reading(cqn_session *session, PyObject *frames)
     return self;
 }
 
-/* Has the buffer of the large frame registered, and stores where that is. -1 with an exception. */
+/* Registers the buffer of the large frame, and stores its address. Returns -1 with an exception. */
 static int prepare(cqn_session *session, cqn_reading *self, const plan *of)
 {
     uint32_t rkey;
@@ -145,9 +147,9 @@ static int prepare(cqn_session *session, cqn_reading *self, const plan *of)
     return rc;
 }
 
-/* ---- its end ---- */
+/* ---- the end ---- */
 
-/* The device does not use the memory any more. An exception that is set stays set. */
+/* Called when the device no longer uses the memory. Keeps the current exception. */
 static void release(cqn_reading *self)
 {
     PyObject *list = self->registrations;
@@ -158,7 +160,8 @@ static void release(cqn_reading *self)
     cqn_put_exception(pending);
 }
 
-/* The frames are the task's, or nobody's: the queue can refer to this for longer. */
+/* Releases the frames after their task got them or will not; the queue can refer to the reading for
+ * longer. */
 static void drop_frames(cqn_reading *self)
 {
     if (!self->is_listed && (self->is_ended || self->task.error != NULL)) {
@@ -166,7 +169,8 @@ static void drop_frames(cqn_reading *self)
     }
 }
 
-/* Nothing is under way for it any more: its task goes on, with the error if there is one. */
+/* Ends a reading without reads in flight: its task goes on, with the error if there is one. Returns
+ * -1 with an exception that must end the loop. */
 static int finish(cqn_session *session, cqn_reading *self, PyObject *error)
 {
     cqn_reading *one = unlist(session, self);
@@ -183,12 +187,12 @@ static int finish(cqn_session *session, cqn_reading *self, PyObject *error)
     return rc;
 }
 
-/* The first completion is that of all pieces, and each later one that of a byte. */
+/* The first completion is for all pieces; each later one is for a probe of one byte. */
 int cqn_reading_completed(PyObject *reading)
 {
     cqn_reading *self = (cqn_reading *)reading;
     cqn_session *session = self->task.session;
-    if (!self->is_listed) { /* it has failed */
+    if (!self->is_listed) { /* failed already */
         return 0;
     }
     const uint32_t n = self->pieces > 0 ? self->pieces : 1;
@@ -237,7 +241,7 @@ int cqn_readings_probe(cqn_session *self)
     cqn_reading *one = first_of(self);
     const uint64_t oldest = cqn_send_queue_oldest(&self->queue), before = self->oldest_read;
     while (one != NULL && one->is_ended && one->task.next != NULL) {
-        one = (cqn_reading *)one->task.next; /* given up: the peer may forget the memory */
+        one = (cqn_reading *)one->task.next; /* given up: the peer may reuse the memory */
     }
     self->oldest_read = oldest;
     if (one == NULL || oldest != before || cqn_send_queue_free_slots(&self->queue) == 0) {
@@ -253,7 +257,7 @@ int cqn_readings_probe(cqn_session *self)
     return cqn_send_queue_post_set(&self->queue, 1, one->mr, (PyObject *)one) < 0 ? -1 : 1;
 }
 
-/* Posts its reads, and looks: perhaps the device has read it at once. -1 with an exception. */
+/* Posts the reads, and polls once, in case they complete at once. Returns -1 with an exception. */
 static int begin(cqn_session *session, cqn_reading *self, uint32_t most, uint32_t pieces)
 {
     self->pieces = pieces;
@@ -271,7 +275,7 @@ static int begin(cqn_session *session, cqn_reading *self, uint32_t most, uint32_
     return 0;
 }
 
-/* The result of one that has ended; or itself. */
+/* Returns the result of a reading that has ended, otherwise the reading itself; a new reference. */
 static PyObject *begun(cqn_reading *self)
 {
     return Py_NewRef(self->is_read ? self->frames : (PyObject *)self);
@@ -295,7 +299,7 @@ PyObject *cqn_session_read(cqn_session *self, const cqn_message *message, PyObje
     PyObject *result = NULL;
     cqn_reading *reading = new_reading(self, frames);
     if (reading != NULL && prepare(self, reading, &of) == 0) {
-        if (cqn_session_is_over(self) || self->is_closing || /* that can have run any code */
+        if (cqn_session_is_over(self) || self->is_closing || /* arbitrary code may have run */
             cqn_send_queue_free_slots(&self->queue) < pieces) {
             result = Py_NewRef(Py_None);
         }
@@ -315,7 +319,7 @@ PyObject *cqn_session_read(cqn_session *self, const cqn_message *message, PyObje
     return result;
 }
 
-/* ---- the steps of its task ---- */
+/* ---- the steps of the task ---- */
 
 static void end(cqn_reading *self)
 {
@@ -379,7 +383,7 @@ static PyObject *reading_close(PyObject *op, PyObject *Py_UNUSED(unused))
     Py_RETURN_NONE;
 }
 
-/* The time is up: the task goes on, unless it is woken already. */
+/* The time is up: wakes the task, unless it was woken already. */
 static PyObject *reading_expire(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;
@@ -423,7 +427,7 @@ static int reading_clear(PyObject *op)
     return 0;
 }
 
-/* The list of the session has a reference, so this is not in it. */
+/* The session's list has references, so this reading is not in it. */
 static void reading_dealloc(PyObject *op)
 {
     PyObject_GC_UnTrack(op);

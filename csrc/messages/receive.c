@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * MessageReceive: what recv() awaits, in the shape of a coroutine. Its result is the list of a
- * message's frames, if the message has come as a whole and they can simply be copied: into new
- * memory, or into simple buffers that are large enough. All else is the caller's to do: then the
- * result is a tuple that names the message, which is the caller's until it was taken or put back.
+ * MessageReceive: the awaitable of recv(), in the shape of a coroutine. Its result is the list of a
+ * message's frames, if the message arrived as a whole and its frames can simply be copied, into new
+ * memory or into simple buffers that are large enough. In all other cases the result is a tuple
+ * that identifies the message, which the caller owns until it takes it or puts it back.
  *
- * Its task sleeps on a Wakeup. When a message comes, the callback of the event loop resumes the
- * task at once; the frames are copied in the step of the task, so that what a buffer of the caller
- * does happens there.
+ * Its task sleeps on a Wakeup. When a message arrives, the event loop's callback resumes the task
+ * at once. The frames are copied in the step of the task, so code of the caller's buffers runs
+ * there.
  */
 
 #include "messages/receive.h"
@@ -37,9 +37,10 @@ static void finish(cqn_receive *self)
     Py_CLEAR(self->into);
 }
 
-/* ---- its result ---- */
+/* ---- the result ---- */
 
-/* The message becomes the caller's; or it goes back, if there is no memory for that. */
+/* Passes the message to the caller as a tuple; puts it back and returns NULL if there is no
+ * memory. */
 static PyObject *hand_over(cqn_session *session, const cqn_message *message)
 {
     PyObject *result = Py_BuildValue("(KKIIO)", (unsigned long long)message->number,
@@ -55,7 +56,8 @@ static PyObject *hand_over(cqn_session *session, const cqn_message *message)
     return result;
 }
 
-/* The result of recv() for a message that is in no list any more. */
+/* Returns the result of recv() for a message that is in no list any more; NULL with an
+ * exception. */
 static PyObject *result_of(cqn_session *session, const cqn_message *message, PyObject *into,
                            bool copies)
 {
@@ -81,14 +83,14 @@ PyObject *cqn_session_try_receive(cqn_session *self, PyObject *into)
     return result_of(self, &message, is_simple ? into : NULL, is_simple || into == Py_None);
 }
 
-/* ---- the steps of its task ---- */
+/* ---- the steps of the task ---- */
 
-/* Ends it: with its result, or with an exception. */
+/* Ends the receive, with its result or an exception. */
 static PySendResult end(cqn_receive *self, PyObject **result)
 {
     cqn_task_goes_on(&self->task);
     if (self->state == CQN_RECEIVE_HAS) {
-        self->state = CQN_RECEIVE_DONE; /* the message is not this receive's any more */
+        self->state = CQN_RECEIVE_DONE; /* it no longer owns the message */
         *result = result_of(self->task.session, &self->message, self->into, self->copies);
     }
     else if (self->state == CQN_RECEIVE_FAILED) {
@@ -112,7 +114,7 @@ static PySendResult refused(cqn_receive *self, const char *method)
     return PYGEN_ERROR;
 }
 
-/* The first step: there is a message, or the task sleeps. */
+/* The first step: returns a message, or the task sleeps. */
 static PySendResult begin(cqn_receive *self, PyObject **result)
 {
     cqn_session *session = self->task.session;
@@ -170,8 +172,8 @@ static PySendResult receive_send(PyObject *op, PyObject *Py_UNUSED(value), PyObj
     return r;
 }
 
-/* The task goes on without it. A message that has come goes to the next one. An exception that is
- * set stays set. */
+/* The task goes on without the receive. A message that it has goes to the next one. Keeps the
+ * current exception. */
 static void give_up(cqn_receive *self)
 {
     const bool has = self->state == CQN_RECEIVE_HAS;
@@ -211,7 +213,7 @@ static PyObject *receive_close(PyObject *op, PyObject *Py_UNUSED(unused))
     Py_RETURN_NONE;
 }
 
-/* The time is up: the task goes on, unless it is woken already. */
+/* The time is up: wakes the task, unless it was woken already. */
 static PyObject *receive_expire(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;
@@ -236,7 +238,7 @@ static int receive_traverse(PyObject *op, visitproc visit, void *arg)
     return cqn_task_traverse(&self->task, visit, arg);
 }
 
-/* The session is not cleared: it is needed as long as the list may have this receive. */
+/* The session is not cleared, because it is needed as long as its list may have this receive. */
 static int receive_clear(PyObject *op)
 {
     CQN_LOCKED;
@@ -246,7 +248,7 @@ static int receive_clear(PyObject *op)
     return 0;
 }
 
-/* The list of the session has a reference, so this is not in it. */
+/* The session's list has references, so this receive is not in it. */
 static void receive_dealloc(PyObject *op)
 {
     PyObject_GC_UnTrack(op);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Has buffers registered while a message uses them. Python decides which stay registered for the
- * next one: see _memory.py and _pool.py. */
+/* Keeps buffers registered while a message uses them. Python decides which ones stay registered for
+ * later messages: see _memory.py and _pool.py. */
 
 #include "messages/register.h"
 #include "messages/memory.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The ring as a type: for tests that need no device. */
+/* The ring as a type, for tests without a device. */
 
 #include "messages/ring.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Memory that is freed in the order in which it was allocated. */
+/* Memory that is freed in the order of its allocation. */
 #ifndef CQN_MESSAGES_RING_H
 #define CQN_MESSAGES_RING_H
 
@@ -10,7 +10,7 @@
 typedef struct {
     PyObject_HEAD
     uint64_t size;
-    uint64_t taken, freed; /* bytes in all; the difference is in use */
+    uint64_t taken, freed; /* total bytes; the difference is in use */
 } cqn_ring;
 
 extern PyType_Spec cqn_message_ring_spec;
@@ -20,7 +20,8 @@ static inline uint64_t cqn_ring_aligned(uint64_t nbytes)
     return (nbytes + CQN_RING_ALIGN - 1) / CQN_RING_ALIGN * CQN_RING_ALIGN;
 }
 
-/* Where so many bytes in one piece would be; and how far the ring were taken then. */
+/* Returns the offset at which nbytes contiguous bytes would begin; *taken: the value of `taken`
+ * after their allocation. */
 static inline uint64_t cqn_ring_place(const cqn_ring *self, uint64_t nbytes, uint64_t *taken)
 {
     const uint64_t at = self->taken % self->size;
@@ -36,7 +37,7 @@ static inline bool cqn_ring_has_room(const cqn_ring *self, uint64_t nbytes)
     return taken - self->freed <= self->size;
 }
 
-/* Stores where `nbytes` in one piece begin. False if they are not free. */
+/* Allocates nbytes contiguous bytes; *at: their offset. Returns false if they are not free. */
 static inline bool cqn_ring_allocate(cqn_ring *self, uint64_t nbytes, uint64_t *at)
 {
     uint64_t taken;
@@ -48,14 +49,14 @@ static inline bool cqn_ring_allocate(cqn_ring *self, uint64_t nbytes, uint64_t *
     return true;
 }
 
-/* Returns a part of the latest allocation, of `nbytes`. */
+/* Reduces the latest allocation from `nbytes` to `to` bytes. */
 static inline void cqn_ring_shorten(cqn_ring *self, uint64_t nbytes, uint64_t to)
 {
     assert(to <= nbytes);
     self->taken -= cqn_ring_aligned(nbytes) - cqn_ring_aligned(to);
 }
 
-/* Frees what was allocated when `taken` was so much. */
+/* Frees everything that was allocated up to that value of `taken`. */
 static inline void cqn_ring_free_to(cqn_ring *self, uint64_t taken)
 {
     assert(self->freed <= taken && taken <= self->taken);

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Copies a message into a frame, and decides when that is posted: the first of a turn of the event
- * loop at once; those that follow when there are many, when the credits are used up, or at the end
- * of the turn.
+ * Copies a message into a frame, and decides when it is posted: the first one of an iteration of
+ * the event loop at once; later ones when there are many, when the credits are used up, or at the
+ * end of the iteration.
  */
 
 #include "messages/send.h"
 #include "await/loop.h"
 #include "messages/post.h"
 
-#define MANY 32 /* messages, which are posted before the end of the turn */
+#define MANY 32 /* messages that are posted before the end of the iteration */
 
 bool cqn_send_is_copied(const cqn_session *self, uint64_t frames, uint64_t nbytes)
 {
@@ -17,7 +17,7 @@ bool cqn_send_is_copied(const cqn_session *self, uint64_t frames, uint64_t nbyte
            cqn_data_size(frames, nbytes) <= self->eager;
 }
 
-/* If the ring or the queue is full, what was posted may have completed, and is looked for once. */
+/* If the ring or the queue is full, polls for completions of sends once. */
 uint8_t *cqn_send_reserve(cqn_session *self, uint64_t size, bool *failed)
 {
     uint8_t *into = cqn_send_queue_reserve(&self->queue, size);
@@ -38,14 +38,14 @@ static void write_message(cqn_session *self, uint8_t *into, const cqn_frame *fra
     cqn_put_count(into, n);
     for (uint32_t i = 0; i < n; i++) {
         cqn_put_length(into, i, (uint32_t)frames[i].length);
-        if (frames[i].length > 0) { /* else there may be no bytes */
+        if (frames[i].length > 0) { /* else `bytes` may be NULL */
             memcpy(at, frames[i].bytes, frames[i].length);
         }
         at += frames[i].length;
     }
 }
 
-/* A message was added. -1 with an exception. */
+/* Called after a message was added. Returns -1 with an exception. */
 static int post_now_or_soon(cqn_session *self)
 {
     const uint64_t now = cqn_iteration_now();

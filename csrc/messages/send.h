@@ -5,15 +5,15 @@
 
 #include "messages/messages.h"
 
-/* Whether a message of that size is copied, and the peer takes it. */
+/* Whether a message of this size is copied, and within the peer's limits. */
 bool cqn_send_is_copied(const cqn_session *self, uint64_t frames, uint64_t nbytes);
 
-/* Memory for a frame, which the caller writes and adds; NULL if there is no room now, or with
- * *failed and an exception. It can run any code: the caller looks again whether it may send. */
+/* Returns memory for a frame, which the caller writes and adds; NULL if there is none now, or with
+ * *failed and an exception. Can run arbitrary code: the caller checks again whether it may send. */
 uint8_t *cqn_send_reserve(cqn_session *self, uint64_t size, bool *failed);
 
-/* Copies the message into that memory, and sends it, now or soon; there is a credit. -1 with an
- * exception. */
+/* Copies the message into this memory, and posts it now or soon; there must be a credit. Returns -1
+ * with an exception. */
 int cqn_send_frames(cqn_session *self, uint8_t *into, const cqn_frame *frames, Py_ssize_t n);
 
 #endif

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The send queue of a connection: frames from a ring of registered memory, and reads.
+ * The send queue of a connection: frames in a ring of registered memory, and reads.
  *
- * The queue completes in order, so a completion stands for all that was posted before it, and few
- * frames ask for one. A failure always has one. A work request takes a slot when it gets its
- * number. Frames get theirs as they are added, and are posted together; whatever else is posted
- * goes behind them.
+ * The queue completes in order, so a completion stands for everything posted before it, and few
+ * frames are signaled; a failure always has a completion. A work request takes a slot when it gets
+ * its number. Frames get theirs when they are added, and are posted together; everything else is
+ * posted after them.
  */
 
 #include "messages/send_queue.h"
 
-#define SIGNAL_EACH 16 /* frames; and each quarter of the ring's memory */
+#define SIGNAL_EACH 16 /* frames; also after each quarter of the ring */
 
-/* ---- its life ---- */
+/* ---- creation and end ---- */
 
 int cqn_send_queue_init(cqn_send_queue *self, cqn_qp *qp, cqn_mr *mr, cqn_ring *ring,
                         uint64_t start, uint32_t depth)
@@ -92,7 +92,7 @@ void cqn_send_queue_drop_frame(cqn_send_queue *self)
     self->ring->taken = self->before;
 }
 
-/* Another work request gets its number. */
+/* Gives a number to another work request. */
 static void count(cqn_send_queue *self, bool is_signaled, PyObject *done)
 {
     assert(self->taken < self->depth && self->signaled_len < self->depth);
@@ -137,7 +137,7 @@ int cqn_send_queue_flush(cqn_send_queue *self)
     return n == 0 ? 0 : cqn_post_own_sends(self->qp, self->mr, self->wrs, n, self->number - n + 1);
 }
 
-/* ---- reads, and probes ---- */
+/* ---- reads and probes ---- */
 
 int cqn_send_queue_begin_reads(cqn_send_queue *self, uint32_t n)
 {
@@ -170,7 +170,7 @@ int cqn_send_queue_post_set(cqn_send_queue *self, uint32_t n, cqn_mr *mr, PyObje
     return n == 0 ? 0 : cqn_post_own_sends(self->qp, mr, self->wrs, n, self->number - n + 1);
 }
 
-/* Sets a read. -1 with TypeError for what is none. */
+/* Sets read i from a pair of an SGE and a remote tuple. Returns -1 with TypeError or ValueError. */
 static int set_read(cqn_send_queue *self, uint32_t i, PyObject *pair, cqn_mr **mr)
 {
     const cqn_state *st = self->qp->base.state;
@@ -233,7 +233,7 @@ static int call_done(const cqn_send_queue *self, PyObject *done)
                : cqn_do_method(done, "completed", NULL);
 }
 
-/* Each is taken out before its completed() is called, which can run any code. */
+/* Each entry is removed before its completed() is called, which can run arbitrary code. */
 int cqn_send_queue_completed(cqn_send_queue *self, uint64_t number)
 {
     while (self->signaled_len > 0 && signaled_at(self, 0)->number <= number) {

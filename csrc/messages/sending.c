@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * MessageSend: a message that has to wait, and what send() awaits then, in the shape of a
+ * MessageSend: a message that has to wait, and the awaitable of its send(), in the shape of a
  * coroutine.
  *
- * A message of simple buffers that is to be copied is sent at once, if there is a credit and room,
- * and nothing waits before it. Else it waits in a list of the session, with its buffers, until the
- * code that takes completions sends it, and its task goes on. If the task gives up meanwhile, the
- * message was never sent. One that was offered goes on without its task, until the peer has read
- * it.
+ * A message of simple buffers that is small enough to be copied is sent at once, if there are a
+ * credit and memory, and nothing waits before it. Otherwise it waits in a list of the session, with
+ * its buffers, until the code that takes completions sends it, and its task goes on. If the task
+ * gives up meanwhile, the message is never sent. An offered message goes on without its task, until
+ * the peer has read it.
  */
 
 #include "messages/sending.h"
@@ -22,28 +22,29 @@
 
 /* ---- sending, or beginning to wait ---- */
 
-/* Whether messages are sent at all; else the Session says what is wrong. */
+/* Whether messages can be sent at all; otherwise the Session raises what is wrong. */
 static bool is_open(const cqn_session *self)
 {
     return !self->is_closing && !self->may_not_send && !cqn_session_is_over(self);
 }
 
-/* Whether it need not wait. */
+/* Whether a message need not wait. */
 static bool may_go(const cqn_session *self)
 {
     return self->waiting.first == NULL && cqn_flow_credits(self->flow) > 0;
 }
 
-/* After a message was sent. -1 with an exception. */
+/* Called after a message was sent. Returns -1 with an exception. */
 static int sent(cqn_session *self)
 {
     if (cqn_flow_is_low(self->flow) && cqn_session_look(self, self->recv_engine) < 0) {
-        return -1; /* perhaps credits have come without an event */
+        return -1; /* credits may have arrived without an event */
     }
     return self->is_watched ? cqn_session_do(self, "_update", NULL) : 0;
 }
 
-/* Copies the message, and posts it. 1; 0: there is no room for it; -1 with an exception. */
+/* Copies the message, and posts it. Returns 1; 0 if there is no free memory; -1 with an
+ * exception. */
 static int send_now(cqn_session *self, const cqn_frame *frames, Py_ssize_t n, uint64_t nbytes)
 {
     bool failed;
@@ -69,7 +70,7 @@ static cqn_sending *new_sending(cqn_session *session)
     return self;
 }
 
-/* One that takes over the frames: then *got is 0. NULL with an exception. */
+/* Returns a new MessageSend that takes over the frames; *got is then 0. NULL with an exception. */
 static cqn_sending *new_of_frames(cqn_session *session, PyObject *buffers, const cqn_frame *frames,
                                   Py_ssize_t *got, uint64_t nbytes)
 {
@@ -90,8 +91,8 @@ static cqn_sending *new_of_frames(cqn_session *session, PyObject *buffers, const
     return self;
 }
 
-/* The message waits, unless it is sent now: perhaps credits have come without an event. Frames that
- * wait for the end of the iteration are posted first. -1 with an exception. */
+/* Adds the message to the waiting ones, and tries to send it, since credits may have arrived
+ * without an event. Pending frames are posted first. Returns -1 with an exception. */
 static int begin(cqn_session *session, cqn_sending *self)
 {
     self->state = CQN_SEND_WAITING;
@@ -108,7 +109,7 @@ static int begin(cqn_session *session, cqn_sending *self)
     return 0;
 }
 
-/* The post has failed, and so the connection: the caller gets why. Returns NULL. */
+/* Handles a failed post, which ends the connection; the caller gets the reason. Returns NULL. */
 static PyObject *fail(cqn_session *self)
 {
     PyObject *error = cqn_take_exception();
@@ -121,7 +122,8 @@ static PyObject *fail(cqn_session *self)
     return NULL;
 }
 
-/* It has begun to wait: the MessageSend; True if it was sent. Takes over the reference. */
+/* Begins to wait. Returns the MessageSend, or True if it was sent; NULL with an exception. Steals
+ * the reference. */
 static PyObject *begun(cqn_session *session, cqn_sending *self)
 {
     if (begin(session, self) < 0) {
@@ -138,7 +140,8 @@ static PyObject *begun(cqn_session *session, cqn_sending *self)
     return (PyObject *)self;
 }
 
-/* Getting a buffer can run any code, so after that it is checked again whether this may send. */
+/* Getting a buffer can run arbitrary code, so afterwards it is checked again whether messages can
+ * be sent. */
 static PyObject *send_frames(cqn_session *self, PyObject *buffers, cqn_frame *frames,
                              Py_ssize_t *got)
 {
@@ -198,9 +201,9 @@ PyObject *cqn_session_offer(cqn_session *self, PyObject *outgoing)
     return begun(self, sending);
 }
 
-/* ---- the steps of its task ---- */
+/* ---- the steps of the task ---- */
 
-/* Its task has what it awaited, or goes on without it. */
+/* Called when the task has its result, or goes on without it. */
 static void end(cqn_sending *self)
 {
     self->is_ended = true;
@@ -248,7 +251,7 @@ static PySendResult sending_send(PyObject *op, PyObject *Py_UNUSED(value), PyObj
     return r;
 }
 
-/* The task goes on without it. An exception that is set stays set. */
+/* The task goes on without the message. Keeps the current exception. */
 static void give_up(cqn_sending *self)
 {
     cqn_session *session = self->task.session;
@@ -292,7 +295,7 @@ static bool sleeps(const cqn_sending *self)
            self->task.wakeup != NULL && !cqn_task_is_cancelled(&self->task);
 }
 
-/* The time is up: the task goes on, unless it is woken already. The Session says why. */
+/* The time is up: wakes the task, unless it was woken already. The Session makes the exception. */
 static PyObject *sending_expire(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;
@@ -341,7 +344,7 @@ static int sending_clear(PyObject *op)
     return 0;
 }
 
-/* The list of the session has a reference, so this is not in it. */
+/* The session's lists have references, so this message is not in them. */
 static void sending_dealloc(PyObject *op)
 {
     PyObject_GC_UnTrack(op);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Dispatches what completes: frames that have arrived, and what was sent.
+ * Dispatches completions: of frames that have arrived, and of sends.
  *
- * A frame is checked before anything is done about it. Failures of a verb, of memory, and of the
- * Python code that is called here are the loss of the connection, which the Session handles; only
- * what must end the event loop is raised.
+ * A frame is checked before anything is done about it. Failures of verbs, of memory, and of the
+ * Python code called here are the loss of the connection, which the Session handles; only
+ * exceptions that must end the event loop are raised.
  */
 
 #include "messages/session.h"
@@ -63,15 +63,16 @@ int cqn_session_message_taken(cqn_session *self, const cqn_message *message)
     if (!self->flow->is_ack_due) {
         return 0;
     }
-    /* A program that takes many messages in a row returns their credits in one frame: behind the
-     * last of them, or at the end of the turn. */
+    /* A program that takes many messages in a row returns their credits in one frame: after the
+     * last of them, or at the end of the iteration. */
     return self->messages_len > 0 && !message->is_offer ? cqn_session_flush_soon(self)
                                                         : cqn_session_post_pending(self);
 }
 
 /* ---- frames that have arrived ---- */
 
-/* The counters of the header. Returns 1 to go on with the frame; 0: the connection is over. */
+/* Applies the counters of a header. Returns 1 to go on with the frame; 0 if the connection is over;
+ * -1 with an exception. */
 static int take_counters(cqn_session *self, const cqn_header *header)
 {
     uint64_t newly;
@@ -89,7 +90,7 @@ static int take_counters(cqn_session *self, const cqn_header *header)
     return !cqn_session_is_over(self);
 }
 
-/* A frame that is no message. */
+/* Handles a frame that is not a message. */
 static int on_control(cqn_session *self, const cqn_header *header, const uint8_t *frame,
                       cqn_message *message)
 {
@@ -154,8 +155,8 @@ static const struct ibv_wc *stashed_failure(const cqn_cq *cq)
     return NULL;
 }
 
-/* A work request has failed, and so the queue pair. If this one was only flushed, another one says
- * why. */
+/* Called when a work request, and so the queue pair, failed. If this one was only flushed, another
+ * one has the cause. */
 static int on_failed(cqn_session *self, enum ibv_wc_status status, bool is_receive)
 {
     cqn_cq *cq = self->send_engine->cq;
@@ -190,7 +191,7 @@ static int on_sent(cqn_session *self, const struct ibv_wc *wc)
                                         : cqn_send_queue_completed(&self->queue, wc->wr_id);
 }
 
-/* Takes all that is in the stash; completions that come meanwhile as well. */
+/* Takes all completions of the stash, including those that arrive meanwhile. */
 static int take_all(cqn_session *self, cqn_engine *engine)
 {
     cqn_cq *cq = engine->cq;
@@ -208,10 +209,10 @@ static int take_all(cqn_session *self, cqn_engine *engine)
     return 0;
 }
 
-/* The task that is resumed may send and receive. An exception that is set stays set. */
+/* The resumed task may send and receive. Keeps the current exception. */
 static int resume_first(cqn_session *self, bool resume)
 {
-    if (!resume) { /* perhaps that task calls this */
+    if (!resume) { /* possibly called by that task */
         return cqn_session_resume_first(self, false);
     }
     self->resuming = true;
@@ -232,12 +233,12 @@ static int resume_first(cqn_session *self, bool resume)
 static int take(PyObject *op, cqn_engine *engine, bool resume)
 {
     cqn_session *self = (cqn_session *)op;
-    if (self->taking) { /* the code that does goes on with the stash */
+    if (self->taking) { /* the outer call goes on with the stash */
         return 0;
     }
     self->taking = true;
     self->may_resume = resume;
-    if (resume) { /* an event: what answers it is the first message of a turn */
+    if (resume) { /* an event: the answer is the first message of an iteration */
         self->turn = 0;
         if (engine == self->send_engine) {
             cqn_session_sends_completed(self);

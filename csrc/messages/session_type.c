@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* MessageSession: the type that the Session of cqnotify.messages is built on. */
+/* MessageSession: the base type of the Session of cqnotify.messages. */
 
 #include "await/engine.h"
 #include "await/taker.h"
@@ -12,7 +12,7 @@
 #include "messages/session.h"
 #include "messages/task.h"
 
-/* ---- its life ---- */
+/* ---- creation and end ---- */
 
 enum {
     QP,
@@ -50,7 +50,7 @@ static int expect(PyObject *value, PyTypeObject *type, const char *name)
     return -1;
 }
 
-/* Everything that the memory and the queues are as large as; it must fit together. */
+/* Parses the sizes of memory and queues; these must be consistent. Returns -1 with an exception. */
 static int parse_sizes(cqn_session *self, PyObject *const *in, uint32_t *depth)
 {
     uint64_t eager;
@@ -120,7 +120,7 @@ static int take_completions(cqn_session *self, bool solicited)
     return 0;
 }
 
-/* Fills in what the session uses. It takes no completions before _start(). */
+/* The session takes no completions before _start(). */
 static int session_init(PyObject *op, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
@@ -205,7 +205,7 @@ static int session_clear(PyObject *op)
     return 0;
 }
 
-/* A receive refers to the session, and the session's methods to the rest: these go last. */
+/* A receive refers to the session, and the session's methods use these fields, so they go last. */
 static void session_dealloc(PyObject *op)
 {
     PyObject_GC_UnTrack(op);
@@ -232,7 +232,7 @@ static void session_dealloc(PyObject *op)
 
 /* ---- methods ---- */
 
-/* -1 with an exception if the constructor was not called, or what it made was collected. */
+/* Returns -1 with an exception if the constructor was not called, or the session was cleared. */
 static int check_made(const cqn_session *self)
 {
     if (self->queue.qp == NULL) {
@@ -405,7 +405,7 @@ static PyObject *session_poll_sent(PyObject *op, PyObject *Py_UNUSED(unused))
     return look((cqn_session *)op, ((cqn_session *)op)->send_engine);
 }
 
-/* The turn of the loop has ended in which messages were added, and the next has begun. */
+/* Called by the loop at the end of an iteration in which messages were added. */
 static PyObject *session_flush(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;
@@ -513,7 +513,7 @@ static PyObject *session_post_probe(PyObject *op, PyObject *Py_UNUSED(unused))
     return none_or_null(check_made(self) < 0 ? -1 : cqn_send_queue_post_probe(&self->queue));
 }
 
-/* ---- what it is ---- */
+/* ---- attributes ---- */
 
 static PyObject *session_get_oldest(PyObject *op, void *Py_UNUSED(unused))
 {

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A task of the program that sleeps in recv() or send(). MessageReceive, MessageSend and
- * MessageReading begin with it.
+ * A task of the program that sleeps in recv() or send(): the common head of MessageReceive,
+ * MessageSend and MessageReading.
  *
- * The callback of the event loop resumes one task for each event, within the budget that everything
- * in an iteration of the loop shares, as the last thing that it does; all others are passed to the
- * loop, and none overtakes them.
+ * The event loop's callback resumes one task for each event, as its last action, within the budget
+ * of the iteration; all others are passed to the loop, and none overtakes them.
  */
 
 #include "messages/task.h"
@@ -100,8 +99,8 @@ void cqn_task_goes_on(cqn_task *self)
     }
 }
 
-/* If the handler of a signal raises meanwhile, the task is woken all the same, and the exception is
- * the caller's. */
+/* If a signal handler raises meanwhile, the task is woken all the same, and the caller gets the
+ * exception. */
 int cqn_task_wake(cqn_task *self, bool resume)
 {
     PyObject *interrupt = NULL;
@@ -156,7 +155,7 @@ int cqn_session_resume_first(cqn_session *session, bool resume)
     return rc;
 }
 
-/* ---- its end ---- */
+/* ---- the end ---- */
 
 void cqn_task_raise(cqn_task *self)
 {
@@ -177,7 +176,7 @@ int cqn_task_traverse(cqn_task *self, visitproc visit, void *arg)
     return 0;
 }
 
-/* The session stays: it is needed as long as one of its lists may have this. */
+/* The session stays, because it is needed as long as one of its lists may have this task. */
 void cqn_task_finish(cqn_task *self)
 {
     cqn_task_goes_on(self);

@@ -5,47 +5,48 @@
 
 #include "messages/messages.h"
 
-/* Appends it to a list of the session, which refers to it from now on. */
+/* Appends the task to a list of the session, which owns a reference from here on. */
 void cqn_task_append(cqn_task_list *list, cqn_task *self);
 
-/* Takes it out of that list, whose reference the caller gets. */
+/* Removes the task from its list; the caller gets the list's reference. */
 void cqn_task_unlist(cqn_task_list *list, cqn_task *self);
 
 int cqn_task_list_traverse(const cqn_task_list *list, visitproc visit, void *arg);
 
-/* The step in which a task goes to sleep, unless one does already. */
+/* A step in which the task goes to sleep. Fails if another task already sleeps on it. */
 PySendResult cqn_task_sleep(cqn_task *self, PyObject **result);
 
-/* The task is about to sleep: makes what it sleeps on. -1 with an exception. */
+/* Creates the wakeup of a task that is about to sleep. Returns -1 with an exception. */
 int cqn_task_prepare(cqn_task *self);
 
-/* What the task yields, in its last step before it sleeps. A new reference. */
+/* Returns what the task yields in its last step before it sleeps; a new reference. */
 PyObject *cqn_task_yield(cqn_task *self);
 
-/* Whether the task does not sleep any more, though nothing has woken it here: it was cancelled. */
+/* Whether the task was cancelled: it no longer sleeps, although nothing here woke it. */
 bool cqn_task_is_cancelled(const cqn_task *self);
 
-/* Wakes the task: with `resume` here and now. -1 with an exception that must end the loop. */
+/* Wakes the task, with `resume` here and now. Returns -1 with an exception that must end the
+ * loop. */
 int cqn_task_wake(cqn_task *self, bool resume);
 
-/* The task has what it waits for: it is resumed when all completions were taken, or woken. -1 as
- * above. */
+/* Called when the task has its result: it is resumed after all completions were taken, or woken. -1
+ * as above. */
 int cqn_task_deliver(cqn_task *self);
 
-/* It goes on, or never will. */
+/* Called when the task goes on, or never will. */
 void cqn_task_goes_on(cqn_task *self);
 
-/* Resumes the task that is to be, as the last thing that is done for an event. -1 as above. */
+/* Resumes the task in `resumed`, as the last action for an event. -1 as above. */
 int cqn_session_resume_first(cqn_session *session, bool resume);
 
 /* Raises a copy of the error for this task. */
 void cqn_task_raise(cqn_task *self);
 
-/* Visits, or drops, what all of them have. */
+/* Visit or release the fields of the common head. */
 int cqn_task_traverse(cqn_task *self, visitproc visit, void *arg);
 void cqn_task_finish(cqn_task *self);
 
-/* Whether the caller runs in the loop of the session. -1 with an exception. */
+/* Returns whether the caller runs in the session's loop; -1 with an exception. */
 int cqn_session_runs_here(const cqn_session *session);
 
 #endif

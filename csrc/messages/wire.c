@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/*
- * The bytes of frames, taken apart and put together. All numbers are little-endian, and lie at any
- * address.
- */
+/* Parses and writes the bytes of frames. All numbers are little-endian and unaligned. */
 
 #include "messages/wire.h"
 
@@ -71,7 +68,7 @@ static void put_remote(uint8_t *at, const cqn_remote *remote)
 
 static const struct {
     const char *name;
-    uint8_t flags; /* that it may have */
+    uint8_t flags; /* the allowed ones */
 } kinds[] = {[CQN_DATA] = {"DATA", CQN_LAST},
              [CQN_OFFER] = {"OFFER", CQN_LAST},
              [CQN_ACK] = {"ACK", CQN_CLOSING},
@@ -171,7 +168,7 @@ void cqn_put_length(uint8_t *into, uint32_t i, uint32_t length)
 
 /* ---- offers ---- */
 
-/* Memory of the peer: some bytes, with the last not behind the end of all addresses. */
+/* The peer's memory must not be empty, and must end within the address space. */
 static bool check_remote(const cqn_remote *remote, cqn_breach *breach)
 {
     return (remote->length > 0 && remote->length <= UINT64_C(0) - remote->addr) ||

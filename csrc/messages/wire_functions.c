@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What Python calls of wire.c: for frames that are rare, and for tests. _wire.py makes named tuples
- * of the numbers.
+ * The Python functions of wire.c, for rare frames and for tests. _wire.py wraps the numbers in
+ * named tuples.
  */
 
 #include "messages/messages.h"
@@ -16,7 +16,7 @@ static PyObject *refuse(PyObject *module, const cqn_breach *breach)
     return NULL;
 }
 
-/* An item of a tuple: a number up to `max`. */
+/* Converts an item of a tuple, a number up to `max`. Returns -1 with an exception. */
 static int number_at(PyObject *tuple, Py_ssize_t i, uint64_t max, uint64_t *out)
 {
     if (i >= PyTuple_GET_SIZE(tuple)) {
@@ -26,7 +26,7 @@ static int number_at(PyObject *tuple, Py_ssize_t i, uint64_t max, uint64_t *out)
     return cqn_uint(PyTuple_GET_ITEM(tuple, i), "an item of the tuple", max, out);
 }
 
-/* Limits of _wire.py: max_frames, max_message, least_remote. */
+/* Converts Limits of _wire.py: max_frames, max_message, least_remote. */
 static int limits_of(PyObject *tuple, cqn_limits *out)
 {
     uint64_t frames;
@@ -39,7 +39,7 @@ static int limits_of(PyObject *tuple, cqn_limits *out)
     return 0;
 }
 
-/* Remote of _wire.py: length, addr, rkey. */
+/* Converts a Remote of _wire.py: length, addr, rkey. */
 static int remote_of(PyObject *tuple, cqn_remote *out)
 {
     uint64_t rkey;
@@ -58,7 +58,7 @@ static PyObject *remote_tuple(const cqn_remote *remote)
                          (unsigned long long)remote->addr, remote->rkey);
 }
 
-/* Whether that many bytes can be written from `at` on. */
+/* Checks that nbytes can be written at `at`. Returns -1 with ValueError. */
 static int check_room(const Py_buffer *into, uint64_t at, uint64_t nbytes)
 {
     if (at <= (uint64_t)into->len && nbytes <= (uint64_t)into->len - at) {
@@ -68,7 +68,7 @@ static int check_room(const Py_buffer *into, uint64_t at, uint64_t nbytes)
     return -1;
 }
 
-/* ---- taking apart ---- */
+/* ---- parsing ---- */
 
 static PyObject *parse_header(PyObject *module, PyObject *args)
 {
@@ -86,7 +86,7 @@ static PyObject *parse_header(PyObject *module, PyObject *args)
     return result;
 }
 
-/* Where the frames of a DATA, which was checked, begin and end. */
+/* Returns a new list of the offsets (begin, end) of the frames of a checked DATA. */
 static PyObject *bounds_of(const uint8_t *frame, uint32_t count)
 {
     PyObject *list = PyList_New(count);
@@ -176,7 +176,7 @@ static PyObject *parse_body(PyObject *module, PyObject *args)
     return result;
 }
 
-/* ---- putting together ---- */
+/* ---- writing ---- */
 
 static PyObject *put_header(PyObject *Py_UNUSED(module), PyObject *args)
 {

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * AsyncEvent: the type of what a device reports besides completions; and the methods of Context
- * that hand these out, once each.
+ * AsyncEvent: the type of a device's asynchronous events; and the methods of Context that return
+ * them, each once.
  *
- * An AsyncEvent is immutable. It is made from a report (reports.c) when that is popped, and holds
- * the object that the report is about. That object stays in its process: a pickled AsyncEvent has
- * its text instead.
+ * An AsyncEvent is immutable. It is created from a report (reports.c) when that is popped, and
+ * holds the object that the report is about. That object stays in its process: a pickled AsyncEvent
+ * has the object's repr() instead.
  *
- * The waiting is done in a wait queue (base/wait_queue.c), the reports are kept in reports.c.
+ * Waiting is done by a wait queue (base/wait_queue.c); reports.c keeps the reports.
  */
 
 #include "notify/reports.h"
@@ -37,7 +37,7 @@ static PyObject *event_get_event_type(PyObject *op, void *Py_UNUSED(unused))
                                                            : PyLong_FromUnsignedLong(type);
 }
 
-/* The closure says which attribute is read. */
+/* The closure is the kind of element that the attribute is for. */
 static PyObject *event_get_element(PyObject *op, void *wanted)
 {
     const cqn_async_event *self = (cqn_async_event *)op;
@@ -58,7 +58,7 @@ static PyObject *event_get_transient(PyObject *op, void *Py_UNUSED(unused))
     return PyBool_FromLong(cqn_report_is_transient(((cqn_async_event *)op)->type));
 }
 
-/* A new reference; NULL without an exception: there is no object. */
+/* Returns a new reference; NULL without an exception if the event has no element. */
 CQN_RARE static PyObject *text_of_element(const cqn_async_event *self)
 {
     return self->element == NULL            ? NULL
@@ -185,7 +185,7 @@ static PyObject *pop_report(cqn_object *self)
     if (report == NULL) {
         return NULL;
     }
-    /* The AsyncEvent is made first: making it can run code that pops this report, or drops it. */
+    /* The AsyncEvent is created first, since that can run code that pops or drops this report. */
     const cqn_report copy = *report;
     PyObject *event = cqn_async_event_new(self->state, &copy, cqn_report_own_element(&copy));
     if (event == NULL) {
@@ -207,8 +207,8 @@ static PyObject *pop_report(cqn_object *self)
     return event;
 }
 
-/* What was read and not popped, and the failures: a list of AsyncEvents for an observer. Making an
- * event can run code that drops reports, so all are copied first. */
+/* Returns a new list of AsyncEvents: the failures and the reports not popped yet, for an observer.
+ * Creating an event can run code that drops reports, so all are copied first. */
 CQN_RARE PyObject *cqn_async_known(cqn_context *ctx)
 {
     cqn_report known[16];
@@ -238,7 +238,7 @@ CQN_RARE PyObject *cqn_async_known(cqn_context *ctx)
     return list;
 }
 
-/* A waiter for reports gets failures as reports, so they do not end its wait. */
+/* Failures reach this waiter as reports, so they do not end its wait. */
 static int check_nothing(cqn_object *Py_UNUSED(self), uint64_t *Py_UNUSED(seen_serial))
 {
     return 0;

@@ -3,28 +3,28 @@
  * The events of a channel, and arming a CQ for them.
  *
  * The life of an event:
- *   - cq.req_notify() arms a CQ; the next completion queues one event on the channel, a cookie of
- *     8 bytes that the channel's fd delivers.
- *   - ibv_get_cq_event() reads the cookie and follows it to the ibv_cq and to our CQ object behind
- *     it. Both are alive: destroying a CQ takes its unread events off the channel, and then waits
- *     until each event that was read is acked. So a read event can be trusted until it is acked,
- *     and must be acked, once, or its CQ can never be destroyed.
- *   - Reading and counting happen under one hold of the GIL. An event is thus either unread or
- *     counted on its CQ, in `unacked`; cq.ack() and the closing of the CQ acknowledge it.
+ *   - cq.req_notify() arms a CQ. Its next completion queues one event on the channel: a cookie of
+ *     8 bytes that the channel's descriptor delivers.
+ *   - ibv_get_cq_event() reads the cookie, which leads to the ibv_cq and to our CQ object behind
+ * it. Both are alive: destroying a CQ removes its unread events from the channel, then waits until
+ *     each event that was read is acknowledged. So an event that was read is safe to use until it
+ * is acknowledged, and it must be acknowledged once, or its CQ can never be destroyed.
+ *   - An event is read and counted without releasing the GIL in between. So it is either unread or
+ *     counted in its CQ's `unacked`; cq.ack() and the closing of the CQ acknowledge it.
  *
- * An event that is read while another thread destroys its CQ is acked at once, since that thread
- * waits for it. If destroying fails after all, the event is late: it goes to a list of the channel
- * and is returned from there, acked in advance. So is an event that the core makes itself, for a CQ
- * that was resized while a waiter slept.
+ * An event that is read while another thread destroys its CQ is acknowledged at once, since that
+ * thread waits for it. If destroying then fails, the event is late: it goes to a list of the
+ * channel and is returned from there, acknowledged in advance. So is an event that the core
+ * generates itself, for a CQ that was resized while a waiter slept.
  *
- * The CQ remembers for what it is armed, so that it is not armed twice for one event. It forgets
- * that when one of its events is read, and when a wait on its channel ends without one, since the
- * event may have been lost.
+ * A CQ remembers for what it is armed, so it is not armed twice for one event. It forgets this
+ * when one of its events is read, and when a wait on its channel ends without an event, since the
+ * event may be lost.
  */
 
 #include "notify/cq.h"
 
-#define ACK_BATCH 32 /* acknowledging takes a mutex, so it is done for many events at once */
+#define ACK_BATCH 32 /* acknowledging takes a mutex, so it is done in batches */
 
 /* ---- counting and acknowledging ---- */
 
@@ -37,7 +37,7 @@ void cqn_cq_event_is_over(cqn_cq *self)
     self->fetched_before = self->stats.fetched;
 }
 
-/* An event of this CQ was read from the channel. */
+/* Counts an event of this CQ that was read from the channel. */
 static void count_event(cqn_cq *self)
 {
     cqn_cq_event_is_over(self);
@@ -60,8 +60,8 @@ void cqn_cq_ack(cqn_cq *self, unsigned int n)
     self->stats.acked += n;
 }
 
-/* The callback of the event loop has read an event of this CQ, for its engine, which acknowledges
- * many at once. Events that the program has read itself are the program's to acknowledge. */
+/* The event loop's callback read the event for the engine, which acknowledges in batches. Events
+ * that the program reads itself are acknowledged by the program. */
 void cqn_cq_dispatched(cqn_cq *self)
 {
     if (++self->dispatched >= ACK_BATCH) {
@@ -80,7 +80,7 @@ void cqn_cq_ack_dispatched(cqn_cq *self)
 
 /* ---- reading ---- */
 
-/* Pops the first of the late events: its CQ, as a new reference, or NULL. */
+/* Removes the first late event and counts it. Returns its CQ as a new reference, or NULL. */
 static cqn_cq *pop_late(cqn_channel *self)
 {
     cqn_cq **place = &self->late;
@@ -108,8 +108,8 @@ PyObject *cqn_channel_read_event(cqn_channel *self, struct ibv_comp_channel *cha
         if (ibv_get_cq_event(channel, &handle, &cookie) == 0) {
             cq = cookie;
             if (cq->base.handle == NULL || !cqn_try_ref(&cq->base)) {
-                /* The CQ is being destroyed, or it is being deallocated, and destroyed soon; unless
-                 * its __del__ saves it, in another thread. */
+                /* The CQ is being destroyed. Or it is being deallocated and will be destroyed soon,
+                 * unless its __del__ resurrects it in another thread. */
                 ibv_ack_cq_events(handle, 1);
                 if (cq->late++ == 0 && cq->base.handle != NULL && !cq->base.refs.dying) {
                     cq->armed = CQN_UNARMED;
@@ -122,7 +122,7 @@ PyObject *cqn_channel_read_event(cqn_channel *self, struct ibv_comp_channel *cha
         }
         else if (errno != EINTR) {
             if (errno != EAGAIN) {
-                /* Reading 0 bytes means the same: the device has gone. */
+                /* a read of 0 bytes means the same: the device is gone */
                 cqn_verbs_error(self->base.state, errno ? errno : EIO, "ibv_get_cq_event",
                                 "no more events will come from this channel");
             }
@@ -132,8 +132,8 @@ PyObject *cqn_channel_read_event(cqn_channel *self, struct ibv_comp_channel *cha
     return (PyObject *)cq;
 }
 
-/* `cq` has events now that are not, or not any more, in the channel: they came while the CQ was
- * destroyed, and that failed; or one was made, see above. */
+/* Called when destroying a CQ failed after some of its events were acknowledged, or when the core
+ * generates an event, see above. */
 void cqn_channel_add_late(cqn_channel *self, cqn_cq *cq)
 {
     cq->late_next = self->late;
@@ -141,7 +141,6 @@ void cqn_channel_add_late(cqn_channel *self, cqn_cq *cq)
     cqn_wait_queue_wake(&self->wait_queue);
 }
 
-/* The list holds no references, so a CQ leaves it before it is destroyed. */
 void cqn_channel_drop_late(cqn_channel *self, const cqn_cq *cq)
 {
     cqn_cq **place = &self->late;
@@ -155,9 +154,9 @@ void cqn_channel_drop_late(cqn_channel *self, const cqn_cq *cq)
 
 /* ---- arming ---- */
 
-/* For what the CQ is armed, as far as is known. After a wait that timed out nothing is known: the
- * event can have been lost, to another process that reads the descriptor or to a lack of memory in
- * the kernel, and then no other event ever comes. */
+/* Returns for what the CQ is known to be armed. After a wait that timed out nothing is known: the
+ * event may be lost, to another process that reads the descriptor or to a lack of memory in the
+ * kernel, and then no other event ever arrives. */
 static cqn_armed known_armed(const cqn_cq *self)
 {
     return self->armed_at == self->channel->timeouts ? self->armed : CQN_UNARMED;
@@ -168,8 +167,8 @@ bool cqn_cq_is_armed(const cqn_cq *self, bool solicited_only)
     return known_armed(self) >= (solicited_only ? CQN_ARMED_SOLICITED : CQN_ARMED);
 }
 
-/* In InfiniBand, an arm for any completion outlasts a later one for solicited completions. On some
- * devices, such as siw, the later one takes its place. So what is known to be armed for any is
+/* In InfiniBand, arming for any completion outlasts a later arming for solicited ones; on some
+ * devices, such as siw, the later one replaces it. So a CQ known to be armed for any completion is
  * armed for any again. */
 int cqn_cq_arm(cqn_cq *self, bool solicited_only)
 {

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Notification of failures: the waits for completions that may never come now, and the watches of
+ * Notification of failures: the waits for completions that may never arrive, and the watches of
  * event loops.
  *
- * Each failure has a serial number. A channel, a waiter and a watch each remember the latest that
- * they have seen (reports.c), so each of them sees a failure once.
+ * Each failure has a serial number. A channel, a waiter and a watch each remember the latest
+ * failure that they have seen (reports.c), so each sees a failure once.
  *
- * FailureWatch notifies an event loop of failures without popping the reports. A loop can't sleep
- * in get_event(), where a thread would see them, and must not call get_async_event(), which pops
- * each report once, perhaps for the wrong caller. A watch has what the loop needs instead: a
- * descriptor, and the serial number of the latest failure that it has seen, as a channel has.
+ * FailureWatch notifies an event loop of failures without popping the reports. A loop cannot sleep
+ * in get_event(), where a thread would see failures, and must not call get_async_event(), which
+ * returns each report once, perhaps to the wrong caller. A watch has a descriptor instead, and the
+ * serial number of the latest failure that it has seen, as a channel has.
  *
- * The descriptor is readable for reports that no thread has read yet, and for failures that were
- * read and that this watch has not seen. Reports that merely wait for get_async_event() do not make
- * the descriptor readable, or the loop would spin.
+ * The descriptor is readable while the device has unread reports, and while this watch has not seen
+ * a failure that was read. Reports that only wait for get_async_event() do not make it readable, or
+ * the loop would spin.
  */
 
 #include "notify/reports.h"
@@ -42,7 +42,7 @@ static int raise_failure(cqn_state *st, const cqn_report *report)
     return -1;
 }
 
-/* The oldest failure after `seen_serial` that affects the channel, or NULL. */
+/* Returns the oldest failure after `seen_serial` that affects the channel, or NULL; borrowed. */
 static const cqn_report *next_failure(const cqn_channel *channel, uint64_t seen_serial)
 {
     const cqn_report *found = NULL;
@@ -55,7 +55,7 @@ static const cqn_report *next_failure(const cqn_channel *channel, uint64_t seen_
     return found;
 }
 
-/* For a waiter and its channel. */
+/* Advances the serials of a waiter and its channel. */
 static void advance_seen(cqn_channel *channel, uint64_t *seen_serial, uint64_t serial)
 {
     *seen_serial = serial;
@@ -86,8 +86,8 @@ int cqn_async_check(cqn_channel *channel, uint64_t *seen_serial)
 
 /* ---- watches ---- */
 
-/* Whether a watch has to return it. An object that is being closed or deallocated can't be held any
- * more. */
+/* Returns whether a watch has to return this failure. Failures of an object that is being closed or
+ * deallocated are skipped, since it cannot be referenced any more. */
 static bool is_due(const cqn_report *failure, uint64_t seen_serial)
 {
     const cqn_object *element = failure->element;
@@ -96,7 +96,8 @@ static bool is_due(const cqn_report *failure, uint64_t seen_serial)
             (element->handle != NULL && cqn_refs_may_live(&element->refs, (PyObject *)element)));
 }
 
-/* So many pairs are made before the first is filled in. */
+/* Counts the failures to return: all of their pairs are created before the first one is filled
+ * in. */
 static Py_ssize_t count_due(const cqn_context *ctx, uint64_t seen_serial)
 {
     Py_ssize_t n = 0;
@@ -106,7 +107,7 @@ static Py_ssize_t count_due(const cqn_context *ctx, uint64_t seen_serial)
     return n;
 }
 
-/* An AsyncEvent of nothing and an empty list, to be filled in. */
+/* Returns a new pair of an empty AsyncEvent and an empty list. */
 static PyObject *new_pair(cqn_state *st)
 {
     const cqn_report nothing = {.next = NULL};
@@ -118,7 +119,7 @@ static PyObject *new_pair(cqn_state *st)
     return pair;
 }
 
-/* Steals the reference to the element. */
+/* Steals the reference to the element. Returns -1 with an exception. */
 static int fill_pair(PyObject *pair, const cqn_context *ctx, const cqn_report *failure,
                      PyObject *element)
 {
@@ -135,7 +136,7 @@ static int fill_pair(PyObject *pair, const cqn_context *ctx, const cqn_report *f
     return rc < 0 ? -1 : 0;
 }
 
-/* Makes the list one pair longer, or as short as it should be. */
+/* Makes the list one pair longer, or truncates it to the wanted size. */
 static int adjust_pairs(cqn_state *st, PyObject *pairs, Py_ssize_t wanted)
 {
     Py_ssize_t size = PyList_GET_SIZE(pairs);
@@ -148,7 +149,7 @@ static int adjust_pairs(cqn_state *st, PyObject *pairs, Py_ssize_t wanted)
     return rc;
 }
 
-/* Fills in the pairs that were made, one for each failure that is still due. */
+/* Fills in one pair for each failure that is to be returned. */
 static int fill_pairs(PyObject *pairs, const cqn_context *ctx, uint64_t seen_serial)
 {
     int rc = 0;
@@ -162,15 +163,16 @@ static int fill_pairs(PyObject *pairs, const cqn_context *ctx, uint64_t seen_ser
             rc = fill_pair(PyList_GET_ITEM(pairs, i++), ctx, r, element);
         }
     }
-    /* Without a GIL an element can have gone since the failures were counted. */
+    /* Without a GIL an element can be deallocated after the failures were counted. */
     const Py_ssize_t size = PyList_GET_SIZE(pairs);
     return rc < 0 || i == size ? rc : PyList_SetSlice(pairs, i, size, NULL);
 }
 
-/* The failures after *seen_serial, which is advanced, for FailureWatch.read(): a new list of pairs
- * of an AsyncEvent and the CQs that it affects. NULL with an exception; then nothing counts as
- * seen. Making an object can run any code, which can close the watch or queue another failure: so
- * all are made before the first is filled in, and from there to the end nothing changes. */
+/* Returns the failures after *seen_serial, which is advanced, for FailureWatch.read(): a new list
+ * of pairs of an AsyncEvent and the affected CQs. NULL with an exception; then no failure counts as
+ * seen. Creating an object can run arbitrary code, which can close the watch or queue another
+ * failure. So all objects are created before the first one is filled in; from there on nothing
+ * changes. */
 CQN_RARE static PyObject *new_failures(cqn_object *self, uint64_t *seen_serial)
 {
     cqn_state *st = self->state;
@@ -220,7 +222,7 @@ static const cqn_kind watch_kind = {
     .clear = watch_clear,
 };
 
-/* A new watch has seen all failures until now. */
+/* A new watch counts all earlier failures as seen. */
 CQN_RARE static PyObject *watch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
@@ -260,15 +262,16 @@ static PyObject *watch_dup(PyObject *op, PyObject *Py_UNUSED(unused))
     return cqn_open(CQN_OBJ(op)) ? cqn_dup(((cqn_failure_watch *)op)->flag.fd) : NULL;
 }
 
-/* A device shows its end by POLLERR or POLLHUP. Reading without sleeping may only find that there
- * is nothing yet, so the descriptor is polled. */
+/* A removed device signals POLLERR or POLLHUP. A read without sleeping may only find that there is
+ * nothing yet, so the descriptor is polled. */
 static bool device_has_gone(const struct ibv_context *device)
 {
     struct pollfd fd = {device->async_fd, POLLIN, 0};
     return poll(&fd, 1, 0) > 0 && (fd.revents & (POLLERR | POLLHUP)) && !(fd.revents & POLLIN);
 }
 
-/* Queues the reports that the device has. That it has gone is raised after what came before. */
+/* Queues the device's reports. The removal of the device is raised after all earlier failures were
+ * returned. */
 static int drain_for_watch(cqn_failure_watch *self)
 {
     cqn_state *st = self->base.state;

@@ -1,42 +1,41 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The way of completions from the device to the request that awaits them (await/await.h), or else
+ * Moves completions from the device to the Awaitable that waits for them (await/await.h), or else
  * into the stash, where they stay until Python polls them.
  *
- * The stash makes polling safe: completions leave it only when their Python objects were made. On
- * the way there each gets the wr_id of the user back, see work/wr_queue.c. When a queue pair is
- * closed or reset, all that the device still has goes to the stash, so that it is known what has
- * completed.
+ * The stash makes polling safe: completions leave it only after their Python objects were created.
+ * On the way there each completion gets the user's wr_id back, see work/wr_queue.c. When a queue
+ * pair is closed or reset, all of the device's completions go to the stash, so no result is
+ * lost.
  *
- * A thread that spins polls without the GIL, so it can't touch the stash. The completions that it
- * fetches go to a small array beside the stash. A thread that has the GIL and wants completions
- * empties that array before it polls the device. One lock is around both, so completions keep their
- * order, whichever thread fetched them: a completion of a send queue says that all work requests
- * before it are done. And no thread ever waits for the end of a spin, nor needs memory for what was
- * fetched.
+ * A thread that spins polls without the GIL, so it cannot touch the stash: the completions that it
+ * reads go to the spin buffer, a small array. A thread that has the GIL and wants completions
+ * empties that array before it polls the device. One lock guards both, so completions keep their
+ * order, whichever thread read them: the completion of a send implies that all earlier work
+ * requests of its queue are done. No thread ever waits for the end of a spin, and none needs memory
+ * for what was read.
  */
 
 #include "notify/cq.h"
 #include <endian.h>
 #include <sched.h>
 
-#define BATCH 64                /* completions of one ibv_poll_cq() */
-#define FEW 16                  /* completions that are enough to know whether there are any */
-#define SLICE INT64_C(10000000) /* ns without the GIL: then signals are handled */
+#define BATCH 64                /* completions per ibv_poll_cq() */
+#define FEW 16                  /* enough completions to know whether there are any */
+#define SLICE INT64_C(10000000) /* ns without the GIL; then signals are handled */
 #define SPIN_BATCH 16
-#define ASK_EVERY 64 /* waits, for the CPUs that the thread may run on */
+#define ASK_EVERY 64 /* waits between two checks of the thread's CPU affinity */
 #define VENDOR_RXE 0xffffff
 
 /* ---- from the device, even while a thread spins ---- */
 
 struct cqn_spin_buffer {
     pthread_mutex_t lock; /* guards the buffer, and polling the device while a thread spins */
-    atomic_bool
-        wanted; /* by a thread with the GIL; spinning threads then keep off, or would lock it out */
-    atomic_bool stashed; /* there are completions in the stash now: the spin is over */
-    unsigned spinning;   /* threads that may be without the GIL, which guards the number */
-    cqn_spin_estimate estimates[CQN_SPIN_KINDS]; /* these are guarded by the GIL, too */
-    bool one_cpu; /* the thread that asked last may run on one CPU only */
+    atomic_bool wanted;   /* by a thread with the GIL; spinning threads then keep off the lock */
+    atomic_bool stashed;  /* the stash has completions now: spinning ends */
+    unsigned spinning;    /* threads that may be without the GIL; guarded by the GIL */
+    cqn_spin_estimate estimates[CQN_SPIN_KINDS]; /* guarded by the GIL, too */
+    bool one_cpu; /* the last thread that checked may run on one CPU only */
     unsigned int until_asked;
     uint64_t polls;
     size_t head, len;
@@ -44,7 +43,7 @@ struct cqn_spin_buffer {
     cqn_wc_extra extra[SPIN_BATCH];
 };
 
-/* Most CQs are never polled with spin, so the buffer is made by the first poll that is. */
+/* Allocated by the first poll with spin, since most CQs have none. */
 static int make_spin_buffer(cqn_cq *self)
 {
     if (self->spin_buffer != NULL) {
@@ -75,8 +74,8 @@ static uint16_t to_uint16(uint32_t value)
     return (uint16_t)value;
 }
 
-/* Reads the current completion of an extended CQ: the fields that the CQ was made with, and no
- * other, which the device may not have. */
+/* Reads the current completion of an extended CQ: only the fields that the CQ was created with,
+ * because the device may not have others. */
 static void read_extended(cqn_cq *self, struct ibv_wc *wc, cqn_wc_extra *extra)
 {
     struct ibv_cq_ex *ex = self->ex;
@@ -90,7 +89,7 @@ static void read_extended(cqn_cq *self, struct ibv_wc *wc, cqn_wc_extra *extra)
     wc->opcode = ibv_wc_read_opcode(ex);
     wc->wc_flags = ibv_wc_read_wc_flags(ex);
     wc->byte_len = flags & IBV_WC_EX_WITH_BYTE_LEN ? ibv_wc_read_byte_len(ex) : 0;
-    wc->imm_data = ibv_wc_read_imm_data(ex); /* or a key, see create_extended() */
+    wc->imm_data = ibv_wc_read_imm_data(ex); /* or the invalidated rkey, see create_extended() */
     wc->src_qp = flags & IBV_WC_EX_WITH_SRC_QP ? ibv_wc_read_src_qp(ex) : 0;
     wc->slid = flags & IBV_WC_EX_WITH_SLID ? to_uint16(ibv_wc_read_slid(ex)) : 0;
     wc->sl = flags & IBV_WC_EX_WITH_SL ? ibv_wc_read_sl(ex) : 0;
@@ -115,9 +114,9 @@ static void read_extended(cqn_cq *self, struct ibv_wc *wc, cqn_wc_extra *extra)
     };
 }
 
-/* As ibv_poll_cq(), but it returns the error negated. Never asks for a next completion: at the end
- * of the queue, rxe's provider counted one too many then (until rdma-core 55), and released its
- * lock twice (until 61). One start and end for each works everywhere. */
+/* Like ibv_poll_cq(), but returns an error negated. It never calls ibv_next_poll(): at the end of
+ * the queue, rxe's provider counted one completion too many there (until rdma-core 55), and
+ * unlocked twice (until 61). One start and end for each completion works with every provider. */
 static int poll_extended(cqn_cq *self, int n, struct ibv_wc *wc, cqn_wc_extra *extra)
 {
     struct ibv_poll_cq_attr attr = {.comp_mask = 0};
@@ -132,8 +131,8 @@ static int poll_extended(cqn_cq *self, int n, struct ibv_wc *wc, cqn_wc_extra *e
     return n;
 }
 
-/* Fetches what the device has, up to n, into memory that is zeroed. The handle is not read from the
- * CQ: without the GIL that could be too late. */
+/* Reads up to n completions from the device into zeroed memory. The handle is an argument, because
+ * without the GIL it may be too late to read it from the CQ. */
 static inline int poll_device(cqn_cq *self, struct ibv_cq *handle, size_t n, struct ibv_wc *wc,
                               cqn_wc_extra *extra)
 {
@@ -159,10 +158,9 @@ static void pop_from_spin_buffer(cqn_spin_buffer *spin_buffer, size_t n, struct 
     spin_buffer->len -= n;
 }
 
-/* Fetches up to *n completions, in the order in which the device had them: those in the spin
- * buffer, and then *n becomes their number; or else those that the device has. Returns how many
- * came; negative: the device failed, without an exception. The lock is never held for longer than
- * one poll of the device. */
+/* Reads up to *n completions, in the device's order: those in the spin buffer, and then *n becomes
+ * their number; otherwise those of the device. Returns their number, or a negative value without an
+ * exception if the device failed. The lock is held for at most one poll of the device. */
 static int fetch_raw(cqn_cq *self, size_t *n, struct ibv_wc *wc, cqn_wc_extra *extra)
 {
     cqn_spin_buffer *spin_buffer = self->spin_buffer;
@@ -188,8 +186,8 @@ static int fetch_raw(cqn_cq *self, size_t *n, struct ibv_wc *wc, cqn_wc_extra *e
     return got;
 }
 
-/* Polls once, without the GIL. Returns how many completions are in the buffer, even if another
- * thread fetched them, or the error of the device. */
+/* Polls once, without the GIL. Returns the number of completions in the buffer, even if another
+ * thread read them, or the device's error. */
 static int fill_spin_buffer(cqn_cq *self, struct ibv_cq *handle)
 {
     cqn_spin_buffer *spin_buffer = self->spin_buffer;
@@ -207,7 +205,7 @@ static int fill_spin_buffer(cqn_cq *self, struct ibv_cq *handle)
     return got;
 }
 
-/* Hints to the CPU that this is a loop that waits. */
+/* Hints to the CPU that this is a spin loop. */
 static void relax_cpu(void)
 {
 #if defined(__x86_64__) || defined(__i386__)
@@ -217,8 +215,8 @@ static void relax_cpu(void)
 #endif
 }
 
-/* Polls until a completion is in the buffer or in the stash, another thread closes the CQ or its
- * context, or the time has come. Returns as fill_spin_buffer(). */
+/* Polls until the buffer or the stash has a completion, another thread closes the CQ or its
+ * context, or `until` is reached. Returns the result of fill_spin_buffer(). */
 static int spin_once(cqn_cq *self, int64_t until)
 {
     struct ibv_cq *handle = self->base.handle;
@@ -243,10 +241,9 @@ static int spin_once(cqn_cq *self, int64_t until)
     return got;
 }
 
-/* ---- the queues whose queue pair is gone ---- */
+/* ---- WR queues of destroyed queue pairs ---- */
 
-/* The queue pair of that queue is gone. The CQ owns the queue now, and drops it when no completion
- * of it can come any more. */
+/* The CQ owns the queue from here on, and frees it when no completion of it can arrive any more. */
 void cqn_cq_inherit(cqn_cq *cq, cqn_wr_queue *q)
 {
     q->qp = NULL;
@@ -254,7 +251,8 @@ void cqn_cq_inherit(cqn_cq *cq, cqn_wr_queue *q)
     cq->orphans = q;
 }
 
-/* The CQ was found empty, or is closed: no completion of the orphans can come any more. */
+/* Called when the CQ was found empty or is closed: no completion of the orphans can arrive any
+ * more. */
 static void drop_orphans(cqn_cq *cq)
 {
     cqn_wr_queue *q;
@@ -264,7 +262,6 @@ static void drop_orphans(cqn_cq *cq)
     }
 }
 
-/* The CQ is closed, and not polled any more. */
 void cqn_cq_forget_completions(cqn_cq *self)
 {
     free_spin_buffer(self);
@@ -274,8 +271,8 @@ void cqn_cq_forget_completions(cqn_cq *self)
 
 /* ---- one batch ---- */
 
-/* Whether the completion is of a datagram, so of a queue pair of type UD. For an SRQ that serves
- * other types as well, the number of the queue pair identifies it, while that is open. */
+/* Returns whether the completion is that of a datagram, on a UD queue pair. For an SRQ that also
+ * serves other types, the number identifies the queue pair while that is open. */
 static bool is_datagram(const cqn_cq *self, const cqn_wr_queue *q, const struct ibv_wc *wc)
 {
     const uint32_t ud = 1u << IBV_QPT_UD;
@@ -291,7 +288,7 @@ static bool is_datagram(const cqn_cq *self, const cqn_wr_queue *q, const struct 
     return false;
 }
 
-/* Leaves no field undefined, and converts the fields that are in the byte order of the network. */
+/* Leaves no field undefined, and converts fields in network byte order. */
 static void normalize_fields(cqn_cq *self, struct ibv_wc *wc, const cqn_wr_queue *q)
 {
     if (wc->status != IBV_WC_SUCCESS) {
@@ -303,7 +300,7 @@ static void normalize_fields(cqn_cq *self, struct ibv_wc *wc, const cqn_wr_queue
     }
     wc->wc_flags &= ~CQN_WC_OURS;
     if ((wc->wc_flags & IBV_WC_IP_CSUM_OK) && self->base.context->attr.vendor_id == VENDOR_RXE) {
-        /* rxe gives the kernel's value of WITH_INV here, which is this bit; it never checks
+        /* rxe reports the kernel's value of WITH_INV here, which is this bit; it never checks
          * checksums. */
         wc->wc_flags ^= IBV_WC_IP_CSUM_OK | IBV_WC_WITH_INV;
     }
@@ -318,11 +315,11 @@ static void normalize_fields(cqn_cq *self, struct ibv_wc *wc, const cqn_wr_queue
     }
 }
 
-/* A work request of that queue pair has failed: the queue pair may be in an error state. */
+/* Counts a failed work request on its queue pair, which may be in an error state now. */
 static void suspect_qp(cqn_cq *cq, cqn_wr_queue *queue, const struct ibv_wc *wc)
 {
     cqn_qp *qp = queue == NULL ? NULL : queue->qp;
-    if (qp == NULL) { /* for an SRQ the number identifies it, while the queue pair is open */
+    if (qp == NULL) { /* SRQ: the number identifies the queue pair while that is open */
         cqn_object *o = cq->base.context->first[CQN_RANK_QP];
         while (o != NULL && ((cqn_qp *)o)->qp_num != wc->qp_num) {
             o = o->next;
@@ -334,8 +331,8 @@ static void suspect_qp(cqn_cq *cq, cqn_wr_queue *queue, const struct ibv_wc *wc)
     }
 }
 
-/* Routes one completion. Returns whether it stays out of the stash: a task awaits it, or it is that
- * of a probe. */
+/* Routes one completion. Returns whether it stays out of the stash, because a task awaits it or it
+ * belongs to a probe. */
 static bool route_one(cqn_cq *self, cqn_wr_queue *q, struct ibv_wc *wc, const cqn_wc_extra *extra,
                       cqn_object **deferred)
 {
@@ -354,7 +351,7 @@ static bool route_one(cqn_cq *self, cqn_wr_queue *q, struct ibv_wc *wc, const cq
            (self->engine != NULL && awaiting->claim(self->engine, wc, extra));
 }
 
-/* Moves n completions that go into the stash behind the `kept` ones before them. */
+/* Moves n completions for the stash behind the `kept` ones before them. */
 static void keep_for_stash(struct ibv_wc *wcs, cqn_wc_extra *extra, size_t kept, size_t i, size_t n)
 {
     if (kept != i) {
@@ -365,8 +362,8 @@ static void keep_for_stash(struct ibv_wc *wcs, cqn_wc_extra *extra, size_t kept,
     }
 }
 
-/* Routes a batch. Mostly the work requests of many completions in a row have to be retired, and
- * nothing else. Returns how many go into the stash; these are the first of the batch then. */
+/* Routes a batch. Usually many completions in a row only have their work requests retired. Returns
+ * the number of completions for the stash, which become the first of the batch. */
 static size_t route_batch(cqn_cq *self, struct ibv_wc *wcs, cqn_wc_extra *extra, size_t n,
                           cqn_object **deferred)
 {
@@ -392,9 +389,10 @@ static size_t route_batch(cqn_cq *self, struct ibv_wc *wcs, cqn_wc_extra *extra,
     return kept;
 }
 
-/* Fetches up to *n completions (fetch_raw()), passes on those that are awaited, and puts the others
- * into the stash. The references that their work requests held go to `deferred`: dropping them here
- * could run code that polls this CQ. Returns how many came, or -1. */
+/* Reads up to *n completions (fetch_raw()), routes those that are awaited, and puts the others into
+ * the stash. The references that their work requests held go to `deferred`, since releasing them
+ * here could run code that polls this CQ. Returns the number of completions, or -1 with an
+ * exception. */
 static int fetch_batch(cqn_cq *self, size_t *n, cqn_object **deferred)
 {
     if (self->base.handle == NULL) { /* another thread is closing it */
@@ -418,14 +416,15 @@ static int fetch_batch(cqn_cq *self, size_t *n, cqn_object **deferred)
     const size_t kept = route_batch(self, wc, extra, (size_t)got, deferred);
     memset(wc + kept, 0, ((size_t)got - kept) * sizeof(*wc));
     self->stash_len += kept;
-    if (got == 0 && self->orphans != NULL && CQN_HOLDS_ALL) { /* they are in the module's table */
+    if (got == 0 && self->orphans != NULL &&
+        CQN_HOLDS_ALL) { /* orphans are in the module's table */
         drop_orphans(self);
     }
     return got;
 }
 
-/* Fetches until the stash holds `want`, or the device has no more. A failure of the device is
- * raised only if the stash is empty: else first what there is, and the next call raises it. */
+/* An error of the device is raised only if the stash is empty; otherwise the next call raises
+ * it. */
 static int fetch_into_stash(cqn_cq *self, size_t want, cqn_object **deferred)
 {
     size_t n, got;
@@ -458,7 +457,7 @@ int cqn_cq_drain(cqn_cq *self, cqn_object **deferred)
     return got;
 }
 
-/* A thread has polled. */
+/* Counts a poll by a thread. */
 static void count_poll(cqn_cq *self, bool in_vain)
 {
     self->stats.polls++;
@@ -492,7 +491,7 @@ int cqn_cq_poll_few(cqn_cq *self, cqn_object **deferred)
     return cqn_cq_fetch(self, FEW, deferred);
 }
 
-/* A failure of the device is left to the next poll. */
+/* An error of the device is left to the next poll. */
 bool cqn_cq_peek(cqn_cq *self, cqn_object **deferred)
 {
     if (fetch_into_stash(self, FEW, deferred) < 0) {
@@ -503,7 +502,7 @@ bool cqn_cq_peek(cqn_cq *self, cqn_object **deferred)
 
 /* ---- spinning ---- */
 
-/* Whether to go on. */
+/* Returns whether to go on spinning. */
 static bool found_nothing(const cqn_cq *self)
 {
     return self->stash_len == 0 &&
@@ -521,7 +520,8 @@ int cqn_cq_spin(cqn_cq *self, size_t want, int64_t ns, bool any, cqn_object **de
     for (; found_nothing(self) && !(any && self->stats.fetched != before) && now < end;
          now = cqn_now_ns()) {
         int got = spin_once(self, end - now > SLICE ? now + SLICE : end);
-        /* A handler can do anything, so completions stay in the buffer until it is over. */
+        /* A signal handler can run arbitrary code, so completions stay in the buffer until it
+         * returns. */
         int rc;
         CQN_UNLOCKED(rc = PyErr_CheckSignals());
         if (rc < 0 || cqn_open(&self->base) == NULL) {
@@ -538,8 +538,8 @@ int cqn_cq_spin(cqn_cq *self, size_t want, int64_t ns, bool any, cqn_object **de
     return 0;
 }
 
-/* On one CPU what is waited for can need the CPU that the spin takes. A thread can be moved, so the
- * question is asked again now and then. */
+/* With one CPU, whatever completes the wait can need the CPU that spinning takes. The affinity of a
+ * thread can change, so it is checked again now and then. */
 static bool has_one_cpu(cqn_spin_buffer *self)
 {
     if (self->until_asked == 0) {

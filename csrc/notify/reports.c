@@ -1,25 +1,24 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What a device reports besides completions, and which channels, waiters and watches it affects.
+ * The asynchronous events of a device, and the channels, waiters and watches that they affect.
  *
- * A report is read, acknowledged and queued on its context under one hold of the GIL, so no destroy
- * ever waits for it. Any thread that sleeps, in get_async_event() or for completions in
- * get_event(), does the reading. get_async_event() pops reports off the queue, each once.
+ * A report is read, acknowledged and queued on its context without releasing the GIL in between, so
+ * no destroy ever waits for it. Any thread that sleeps, in get_async_event() or in get_event(),
+ * reads reports. get_async_event() pops each report once.
  *
- * A failure also ends the waits for completions that may now never come: on each channel that it
- * affects when it is read, all waits that are going on, or else the next one, once. Reports that
- * came before a channel was made are read as it is made, and do not end its waits. For that the
- * latest report of each failure is kept as long as the failed object lives, with a serial number;
- * channels and waiters remember the serial of the latest failure that they have seen. A thread that
- * got a report from get_async_event() has seen it. Event loops, which do not sleep in any of these
- * calls, have a FailureWatch.
+ * A failure also ends the waits for completions that may never arrive: on each channel that it
+ * affects when it is read, all current waits, or else the next one, once. For this, the latest
+ * report of each failure is kept with a serial number as long as the failed object lives; channels
+ * and waiters remember the serial of the latest failure that they have seen. A thread that got a
+ * report from get_async_event() has seen it. Creating a channel reads all pending reports, which do
+ * not end its waits. Event loops, which sleep in none of these calls, have a FailureWatch.
  *
- * Queued reports hold no reference to the object that they are about: they go when it is closed, as
- * they do in the kernel.
+ * Queued reports hold no reference to the object that they are about. Closing the object drops
+ * them, as the kernel does.
  *
- * A failure of a queue pair affects both of its CQs, one of an SRQ the receive CQs of its queue
- * pairs, one of a port all that work through it. A transient failure leaves queue pairs as they
- * are: they go on when the port is back, or fail with completions that say so. It affects only
+ * A failure of a queue pair affects both of its CQs; that of an SRQ, the receive CQs of its queue
+ * pairs; that of a port, the CQs of all queue pairs on it. After a transient failure queue pairs
+ * stay as they are: they go on when the port is back, or fail with completions. It affects only
  * channels whose program asks for it.
  */
 
@@ -73,14 +72,15 @@ bool cqn_report_is_transient(enum ibv_event_type type)
     return type == IBV_EVENT_PORT_ERR || type == IBV_EVENT_PATH_MIG_ERR;
 }
 
-/* Messages through a queue pair without a CQ complete on the CQs of others: on any. */
+/* A queue pair without CQs (XRC_RECV) uses the CQs of other objects, so it may affect any
+ * channel. */
 static bool qp_uses(const cqn_qp *qp, const cqn_channel *channel)
 {
     return qp->send_cq == NULL || qp->send_cq->channel == channel ||
            qp->recv_cq->channel == channel;
 }
 
-/* All objects of that rank are queue pairs. */
+/* All objects of this rank are queue pairs. */
 static const cqn_qp *first_qp(const cqn_context *ctx)
 {
     return (const cqn_qp *)ctx->first[CQN_RANK_QP];
@@ -176,7 +176,7 @@ static void mark_cqs_of_srq(const cqn_context *ctx, const cqn_object *srq)
     }
 }
 
-/* Appends the marked CQs to the list, and leaves no mark. */
+/* Appends the marked CQs to the list, and clears the marks. Returns -1 with an exception. */
 static int append_marked(const cqn_context *ctx, PyObject *cqs)
 {
     int rc = 0;
@@ -189,7 +189,7 @@ static int append_marked(const cqn_context *ctx, PyObject *cqs)
         if (rc == 0 && o->handle != NULL && cqn_try_ref(o)) {
             rc = PyList_Append(cqs, (PyObject *)o);
             if (rc < 0) {
-                refused = o; /* dropping a CQ can change this list */
+                refused = o; /* releasing a CQ here can change this list */
             }
             else {
                 Py_DECREF(o);
@@ -224,11 +224,10 @@ CQN_RARE int cqn_report_add_cqs(const cqn_context *ctx, const cqn_report *failur
 
 /* ---- reading and queueing ---- */
 
-#define DRAIN_AT_MOST 64    /* in a row: then the thread checks what else there is to do */
-#define QUEUE_CAPACITY 1024 /* when so many are queued, no second report of a kind is added */
+#define DRAIN_AT_MOST 64    /* reports read in a row before the thread checks everything else */
+#define QUEUE_CAPACITY 1024 /* beyond it no second report of the same kind is queued */
 
-/* Reading the descriptor of the device must not block: threads that were woken together read one
- * after the other. */
+/* The device's descriptor must not block: several threads can be woken by one report. */
 int cqn_async_open(cqn_context *ctx)
 {
     struct ibv_context *device = ctx->base.handle;
@@ -247,7 +246,7 @@ void cqn_reports_show(cqn_context *ctx)
     cqn_pollable_flag_set(&ctx->reports->flag, CQN_OBJ(ctx), ctx->reports->queued != NULL);
 }
 
-/* The lists are short: a device rarely reports anything. */
+/* The lists are short, because devices rarely report anything. */
 static void append_report(cqn_report **list, cqn_report *report)
 {
     while (*list != NULL) {
@@ -256,7 +255,7 @@ static void append_report(cqn_report **list, cqn_report *report)
     *list = report;
 }
 
-/* Whether the same kind of thing happened to the same element, so that one report is enough. */
+/* Whether both are of the same type and about the same element, so one of them is enough. */
 static bool same_report(const cqn_report *a, const cqn_report *b)
 {
     return a->type == b->type && a->element == b->element && a->port_num == b->port_num;
@@ -282,7 +281,7 @@ static void drop_same_report(cqn_report **list, const cqn_report *report)
     }
 }
 
-/* Frees the reports about `element`, or all if it is NULL; returns how many. */
+/* Frees the reports about `element`, or all if it is NULL. Returns their number. */
 static size_t drop_reports(cqn_report **list, const cqn_object *element)
 {
     size_t dropped = 0;
@@ -313,7 +312,7 @@ void cqn_async_clear(cqn_context *ctx)
     cqn_pollable_flag_close(&ctx->reports->flag);
 }
 
-/* Notes the failure on each channel that it affects, and wakes the waiters there. */
+/* Records the failure on each channel that it affects, and wakes the waiters there. */
 static void notify_channels(const cqn_context *ctx, const cqn_report *report)
 {
     for (cqn_object *o = ctx->first[CQN_RANK_PD]; o != NULL; o = o->next) {
@@ -331,8 +330,8 @@ void cqn_failure_watch_show(cqn_failure_watch *self)
     cqn_pollable_flag_set(&self->flag, &self->base, self->latest > self->seen_serial);
 }
 
-/* A failure was just queued: raises the flags of all watches, even those of a context whose closing
- * may yet fail. Runs no Python code. */
+/* Raises the flags of all watches after a failure was queued, even on a context that is being
+ * closed, since that can fail. Runs no Python code. */
 static void notify_watches(const cqn_context *ctx)
 {
     PyTypeObject *type = ctx->base.state->FailureWatch;
@@ -345,8 +344,8 @@ static void notify_watches(const cqn_context *ctx)
     }
 }
 
-/* Queues a report, and notifies channels and watches of a failure. It owns both copies from here
- * on: one is for the queue, the other for the list of failures. */
+/* Queues a report and notifies channels and watches of a failure. Takes ownership of both copies:
+ * one is for the queue, the other for the list of failures. */
 static void queue_report(cqn_context *ctx, cqn_report *report, cqn_report *copy)
 {
     report->serial = ++ctx->reports->serial;
@@ -387,7 +386,7 @@ static bool is_listed(const cqn_context *ctx, const void *object)
 }
 
 /* The element is alive, since destroying it waits until this event is acknowledged. Returns whether
- * the report is about an object of the core: a device that librdmacm has opened is shared with all
+ * the report is about an object of the core: a device that librdmacm opened is shared with all
  * users of librdmacm in this process, and has their objects as well. */
 static bool fill_report(const cqn_context *ctx, cqn_report *report,
                         const struct ibv_async_event *raw)
@@ -412,8 +411,8 @@ static bool fill_report(const cqn_context *ctx, cqn_report *report,
     }
 }
 
-/* Returns 1 if a report was read, 0 if there is none, -1 with an exception. The memory for a report
- * is allocated before the report is read, so none is lost. Runs no Python code. */
+/* Returns 1 if a report was read, 0 if there is none, -1 with an exception. Memory for the report
+ * is allocated first, so none is lost. Runs no Python code. */
 static int read_report(cqn_context *ctx)
 {
     cqn_report *report = PyMem_Calloc(1, sizeof(*report));
@@ -426,7 +425,7 @@ static int read_report(cqn_context *ctx)
         PyErr_NoMemory();
     }
     else if (ibv_get_async_event(ctx->base.handle, &raw) != 0) {
-        /* Reading 0 bytes means the same as EIO: the device has gone. */
+        /* a read of 0 bytes means the same as EIO: the device is gone */
         err = errno == 0 ? EIO : errno == EINTR ? EAGAIN : errno;
         if (err != EAGAIN) {
             cqn_verbs_error(ctx->base.state, err, "ibv_get_async_event",
@@ -459,7 +458,7 @@ int cqn_async_drain(cqn_context *ctx)
     return rc < 0 ? -1 : 0;
 }
 
-/* That the device has gone is raised where its reports are awaited. */
+/* The removal of the device is raised where its reports are awaited. */
 int cqn_async_catch_up(cqn_context *ctx, uint64_t *seen_serial)
 {
     int rc;

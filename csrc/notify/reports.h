@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What a device reports besides completions. The files are in the map of cq.h. */
+/* The asynchronous events of a device. The files are in the map of cq.h. */
 #ifndef CQN_REPORTS_H
 #define CQN_REPORTS_H
 
@@ -18,89 +18,89 @@ typedef struct cqn_report cqn_report;
 
 struct cqn_report {
     cqn_report *next;
-    uint64_t serial;       /* rises with time */
-    unsigned long read_by; /* the thread that popped a failure, or 0 */
+    uint64_t serial;       /* order of arrival */
+    unsigned long read_by; /* the thread that popped this failure, or 0 */
     enum ibv_event_type type;
-    cqn_object *element; /* the CQ, QP or SRQ, borrowed, or NULL */
+    cqn_object *element; /* the CQ, QP or SRQ, borrowed; or NULL */
     int port_num;        /* or 0 */
 };
 
-/* The reports of a context, which contains this struct. */
+/* The reports of a context. */
 typedef struct cqn_reports {
-    cqn_report *queued;   /* read and not yet popped */
+    cqn_report *queued;   /* read but not popped */
     cqn_report *failures; /* the latest of each kind, oldest first */
     size_t queued_len;
-    uint64_t serial;        /* of the latest */
-    cqn_pollable_flag flag; /* raised while there are queued ones */
+    uint64_t serial;        /* of the latest report */
+    cqn_pollable_flag flag; /* raised while reports are queued */
     cqn_wait_queue wait_queue;
 } cqn_reports;
 
 typedef struct {
     PyObject_HEAD
-    PyObject *element; /* the CQ, QP or SRQ, or NULL; its repr() where this was pickled */
+    PyObject *element; /* the CQ, QP or SRQ, or NULL; its repr() after unpickling */
     enum ibv_event_type type;
     int port_num;
 } cqn_async_event;
 
 typedef struct {
-    cqn_object base;        /* the handle is the watch itself: nothing else can be destroyed */
-    cqn_pollable_flag flag; /* raised while there is an unread failure */
+    cqn_object base;        /* its handle is the watch itself, as there is nothing to destroy */
+    cqn_pollable_flag flag; /* raised while a failure is unseen */
     uint64_t latest;        /* serial of the latest failure */
-    uint64_t seen_serial;   /* of the latest that read() has returned */
+    uint64_t seen_serial;   /* serial of the latest failure that read() returned */
 } cqn_failure_watch;
 
 /* reports.c */
 
-/* What a report is about, and whether completions may be missing after it. */
+/* Returns what a report is about; *failure: completions may be missing after it. */
 cqn_report_scope cqn_report_scope_of(enum ibv_event_type type, bool *failure);
 
 /* Whether it is a failure after which queue pairs may go on. */
 bool cqn_report_is_transient(enum ibv_event_type type);
 
-/* Whether a failure may keep completions off that channel. The other one appends the open CQs that
- * it affects to a list; the caller holds the element of the failure. It returns 1; 0 if the failure
- * affects all CQs of the device; -1 with an exception. */
+/* The first function returns whether a failure may keep completions from a channel. The second one
+ * appends the affected open CQs to a list; the caller holds a reference to the failed element. It
+ * returns 1; 0 if the failure affects all CQs of the device; -1 with an exception. */
 bool cqn_report_affects(const cqn_report *report, const cqn_channel *channel);
 int cqn_report_add_cqs(const cqn_context *ctx, const cqn_report *failure, PyObject *cqs);
 
-/* Prepares a new context for reports. -1 with an exception; cqn_async_clear() undoes it. */
+/* Prepares a new context for reports. Returns -1 with an exception; cqn_async_clear() undoes it. */
 int cqn_async_open(cqn_context *ctx);
 void cqn_async_clear(cqn_context *ctx);
 
-/* Drops the reports about an element that is closed; NULL: all. */
+/* Drops the reports about an element that is closed; NULL: all reports. */
 void cqn_async_forget(cqn_context *ctx, const cqn_object *element);
 
-/* Reads the reports that the device has, and notifies whom they affect. Runs no Python code. -1
- * with an exception. */
+/* Reads the device's reports, up to a limit, and notifies the channels and watches that they
+ * affect. Runs no Python code. Returns -1 with an exception. */
 int cqn_async_drain(cqn_context *ctx);
 
-/* The same until the device has no more. Stores the serial number of the latest in *seen_serial:
- * for a new object, which has seen all that came before. */
+/* Reads all of the device's reports, for a new object, which counts them as seen: stores the serial
+ * of the latest one in *seen_serial. Returns -1 with an exception. */
 int cqn_async_catch_up(cqn_context *ctx, uint64_t *seen_serial);
 
-/* The report of a list that is of the same type and about the same element, or NULL. */
+/* Returns the report of a list with the same type and element, or NULL. */
 cqn_report *cqn_report_find_same(cqn_report *list, const cqn_report *report);
 
-/* The element, as a new reference; NULL: there is none, or it is being deallocated. */
+/* Returns a new reference to the element; NULL if there is none or it is being deallocated. */
 PyObject *cqn_report_own_element(const cqn_report *report);
 
-/* Makes the descriptor of the context, or of a watch, readable if there is something to read. */
+/* Make the descriptor of the context, or of a watch, readable if there is something to read. */
 void cqn_reports_show(cqn_context *ctx);
 void cqn_failure_watch_show(cqn_failure_watch *watch);
 
 /* failures.c */
 
-/* -1 with AsyncEventError if a failure after *seen_serial affects this channel. Advances
+/* Returns -1 with AsyncEventError if a failure after *seen_serial affects this channel. Advances
  * *seen_serial. */
 int cqn_async_check(cqn_channel *channel, uint64_t *seen_serial);
 
 /* async_event.c */
 
-/* A new AsyncEvent; steals the reference to the element. */
+/* Returns a new AsyncEvent; steals the reference to the element, even on failure. */
 PyObject *cqn_async_event_new(cqn_state *st, const cqn_report *report, PyObject *element);
 extern PyType_Spec cqn_async_event_spec, cqn_failure_watch_spec;
 
-/* A new list of what is known and was not popped. Pops nothing. */
+/* Returns a new list of AsyncEvents: known failures and unpopped reports. Pops nothing. */
 PyObject *cqn_async_known(cqn_context *ctx);
 PyObject *cqn_get_async_event(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                               PyObject *kwnames);

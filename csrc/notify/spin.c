@@ -1,19 +1,21 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The estimate of spin="auto": how long a wait should spin, from what the latest spins have found.
- * It is a function of these numbers, and uses nothing else of the core, no clock and no device.
+ * The estimate of spin="auto": how long a wait should spin, from what the latest spins found. It is
+ * a pure function of these numbers and uses no clock, no device and nothing else of the core.
  *
- * A sleep counts as much as CQN_SPIN_BOUND of spinning: within that time a completion is sooner
- * there, and for hardly more CPU, than by an event and a wake-up. So a wait that takes t, and spins
- * for up to s, costs t if t <= s, and else s and a sleep. The estimate is the s by which the latest
- * waits would have cost the least: a few steps, from 0 on. With waits of 10 us it pays if
- * one in five is as short; with waits of 40 us, if four in five are.
+ * A sleep costs as much as CQN_SPIN_BOUND of spinning: a completion that arrives within that time
+ * is found sooner by spinning, at hardly more CPU than an event and a wake-up take. So a wait of
+ * length t that spins for up to s costs t if t <= s, otherwise s and a sleep. The estimate is the s
+ * by which the latest waits would have cost the least; s is one of a few steps, or 0. With waits of
+ * 10 us spinning pays if more than one in five is that short; with waits of 40 us, if more than
+ * four in five are.
  *
- * The length of a wait that slept is not known: the wake-up takes longer than many a wait. So only
- * probes count, waits that spin up to the bound. One wait in eight is a probe, or all of them while
- * few are known. Where spinning does not pay, one in 32 is a probe, and after each one in vain the
- * next is twice as far away, up to one in 256: with messages a millisecond apart they take 1 in
- * 5,000 of the CPU. If such a probe finds something, all that was before it is forgotten.
+ * The length of a wait that slept is unknown, because the wake-up takes longer than many a wait. So
+ * only probes count, waits that spin up to the bound. One wait in eight is a probe, and every wait
+ * is one until a few are known. Where spinning does not pay, one in 32 is a probe, and each one in
+ * vain doubles the distance to the next, up to one in 256: with messages a millisecond apart,
+ * probes take 1 in 5,000 of the CPU. If such a probe finds something, all earlier ones are
+ * forgotten.
  */
 
 #include "notify/spin.h"
@@ -23,14 +25,14 @@
 #define ASLEEP_AT_FIRST 31 /* waits that do not */
 #define ASLEEP_AT_LAST 255
 #define FEW 4   /* probes */
-#define MANY 32 /* then each of them counts half */
+#define MANY 32 /* probes; then each counts half */
 
 /* In ns; the last one is CQN_SPIN_BOUND. */
 static const uint16_t steps[CQN_SPIN_STEPS] = {1000,  1500,  2000,  3000,  4000,  5000,
                                                6000,  8000,  10000, 12000, 16000, 20000,
                                                25000, 32000, 40000, 50000};
 
-/* The step that would have cost the least, from 1; 0: none. */
+/* Returns the cheapest step, from 1; 0: not to spin. */
 static uint16_t best_step(const cqn_spin_estimate *self)
 {
     uint32_t least = (uint32_t)self->probes * CQN_SPIN_BOUND, spun = 0, later = self->probes;
@@ -69,7 +71,7 @@ uint32_t cqn_spin_begin(cqn_spin_estimate *self)
     return cqn_spin_usual(self);
 }
 
-/* The latest probes count more. */
+/* Makes the latest probes count more. */
 static void halve(cqn_spin_estimate *self)
 {
     uint8_t found = 0, in_vain = self->probes;
@@ -94,7 +96,7 @@ static void count_probe(cqn_spin_estimate *self, bool found, int64_t took)
     self->probes++;
 }
 
-/* A probe where spinning did not pay. */
+/* Ends a probe where spinning does not pay. */
 static void end_rare_probe(cqn_spin_estimate *self, bool found)
 {
     self->asleep = 0;

@@ -1,40 +1,40 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The stash of a CQ: completions that were fetched from the device and not yet returned, in their
- * order. Its unused memory is zeroed: a provider need not write fields that are not valid.
+ * The stash of a CQ: completions that were read from the device but not returned yet, in their
+ * order. Its unused memory is zeroed, because a provider need not write fields that are not valid.
  *
- * A completion() pops one from inside, by its wr_id, and leaves a hole there. A long stash has an
- * index by wr_id; it is made when it is first needed, and exact up to where it was extended.
+ * completion() removes an entry from inside, by its wr_id, and leaves a hole. A long stash has an
+ * index by wr_id, built on first use and extended on each lookup.
  */
 
 #include "notify/cq.h"
 
 #define CAPACITY 64 /* at first */
-#define SEARCHED 32 /* so many completions are searched without an index */
+#define SEARCHED 32 /* the longest stash that is searched without an index */
 
-/* The entries of one key, and of others in the same bucket, in their order. */
+/* Hash chains: the entries of each bucket, in their order. */
 typedef struct {
     uint32_t *first, *last;  /* by bucket */
     uint32_t *before, *next; /* by slot */
 } chains;
 
-/* Slots are places modulo the capacity, and kept plus one: 0 is none. */
+/* A slot is a place modulo the capacity, stored plus one: 0 is none. */
 struct cqn_stash_index {
-    size_t capacity;     /* a power of two, at least as many as the stash holds */
-    uint64_t until;      /* entries from this place on are not in the index yet */
-    chains by_id, by_qp; /* the key is the wr_id, or that together with the number of the QP */
+    size_t capacity;     /* a power of two, not less than the length of the stash */
+    uint64_t until;      /* the first place that is not in the index yet */
+    chains by_id, by_qp; /* keys: the wr_id, and wr_id with QP number */
 };
 
 /* ---- the index ---- */
 
-/* wr_ids are mostly small and in a row, and some are pointers: multiplying spreads both. */
+/* Most wr_ids are small consecutive numbers, and some are pointers: multiplying spreads both. */
 static size_t bucket_of(const cqn_stash_index *index, uint64_t key)
 {
     return (size_t)((key * UINT64_C(0x9e3779b97f4a7c15)) >> 32) & (index->capacity - 1);
 }
 
-/* Places count completions since the CQ was made; one that is put back takes the place before the
- * first. */
+/* A place is the number of completions before it since the CQ was created; one that is put back
+ * gets the place before the first. */
 static struct ibv_wc *stash_at(const cqn_cq *self, uint64_t place)
 {
     return &self->stash[self->stash_head + (size_t)(place - self->popped)];
@@ -59,7 +59,7 @@ static chains chains_in(uint32_t *arrays, size_t capacity)
     return (chains){arrays, arrays + capacity, arrays + 2 * capacity, arrays + 3 * capacity};
 }
 
-/* Without memory for an index the stash is searched. */
+/* Returns false if there is no memory; the stash is then searched without an index. */
 static bool make_index(cqn_cq *self)
 {
     size_t capacity = 4 * SEARCHED;
@@ -122,7 +122,7 @@ static void extend_index(cqn_cq *self)
 {
     cqn_stash_index *index = self->index;
     const uint64_t end = self->popped + self->stash_len;
-    /* Some of the entries that came since the index was extended may be gone. */
+    /* Entries may have been removed since the index was last extended. */
     uint64_t place = knows_place(self, self->popped) ? index->until : self->popped;
     for (; place != end; place++) {
         if (!cqn_stash_is_hole(stash_at(self, place))) {
@@ -132,7 +132,7 @@ static void extend_index(cqn_cq *self)
     index->until = end;
 }
 
-/* An index of all that the stash holds, or NULL if there is no memory for one. */
+/* Returns an index of the whole stash, borrowed; NULL if there is no memory. */
 static cqn_stash_index *whole_index(cqn_cq *self)
 {
     if (self->index != NULL && self->index->capacity < self->stash_len) {
@@ -145,7 +145,7 @@ static cqn_stash_index *whole_index(cqn_cq *self)
     return self->index;
 }
 
-/* The entry goes, unless it is gone already and has left a hole. */
+/* Removes an entry from the index, unless it is a hole already. */
 static void leave_index(cqn_cq *self, uint64_t place)
 {
     if (knows_place(self, place) && !cqn_stash_is_hole(stash_at(self, place))) {
@@ -155,7 +155,6 @@ static void leave_index(cqn_cq *self, uint64_t place)
 
 /* ---- memory ---- */
 
-/* The CQ is closed: completions that were not returned are gone. */
 void cqn_stash_free(cqn_cq *self)
 {
     free_index(self);
@@ -166,7 +165,7 @@ void cqn_stash_free(cqn_cq *self)
     self->stash_head = self->stash_len = self->stash_capacity = self->holes = 0;
 }
 
-/* Moves the entries to another place in the arrays. */
+/* Moves the entries within the arrays. */
 static void move_to(cqn_cq *self, size_t head)
 {
     const size_t from = self->stash_head, n = self->stash_len;
@@ -206,8 +205,8 @@ static int grow_stash(cqn_cq *self, size_t least)
     return 0;
 }
 
-/* Called if n more do not fit behind the last entry: entries that are gone have left memory in
- * front, or the arrays grow. */
+/* Called if n more entries do not fit after the last one: uses the memory of removed entries at the
+ * front, or enlarges the arrays. */
 int cqn_stash_grow(cqn_cq *self, size_t n)
 {
     const size_t end = self->stash_head + self->stash_len;
@@ -220,7 +219,7 @@ int cqn_stash_grow(cqn_cq *self, size_t n)
 
 /* ---- popping ---- */
 
-/* The first n entries go, holes among them. */
+/* Removes the first n entries, including holes. */
 static void drop_front(cqn_cq *self, size_t n)
 {
     for (size_t i = 0; i < n && (self->index != NULL || self->holes > 0); i++) {
@@ -233,8 +232,8 @@ static void drop_front(cqn_cq *self, size_t n)
     self->popped += n;
 }
 
-/* Holes at either end are dropped: so the first and the last entry are never holes, and a stash
- * without completions has no entries. */
+/* Removes holes at either end, so the first and last entries are never holes, and a stash without
+ * completions has no entries. */
 static void trim_holes(cqn_cq *self)
 {
     while (self->holes > 0 && cqn_stash_is_hole(stash_at(self, self->popped))) {
@@ -277,8 +276,8 @@ static void leave_hole(cqn_cq *self, uint64_t place, struct ibv_wc *wc, cqn_wc_e
     trim_holes(self);
 }
 
-/* Whether an entry is the completion that is sought, by the number of the queue pair if one is
- * given: the queue pair itself may be gone. */
+/* Compares the number of the queue pair, if one is given, because the queue pair itself may be
+ * gone. */
 static bool is_sought(const struct ibv_wc *wc, uint64_t wr_id, const cqn_qp *qp)
 {
     return !cqn_stash_is_hole(wc) && wc->wr_id == wr_id && (qp == NULL || wc->qp_num == qp->qp_num);
@@ -331,7 +330,7 @@ bool cqn_stash_pop(cqn_cq *self, uint64_t wr_id, const cqn_qp *qp, struct ibv_wc
     return true;
 }
 
-/* Closes the holes, so that entries can be copied in one piece. */
+/* Makes the completions contiguous, so they can be copied in one piece. */
 void cqn_stash_pack(cqn_cq *self)
 {
     struct ibv_wc *first = self->stash + self->stash_head;
@@ -354,7 +353,7 @@ void cqn_stash_pack(cqn_cq *self)
 void cqn_stash_put_back(cqn_cq *self, const struct ibv_wc *wc, const cqn_wc_extra *extra)
 {
     if (self->stash_head == 0 || self->stash_len == 0) {
-        const size_t front = 1 + self->stash_len / 2; /* the next ones fit, too */
+        const size_t front = 1 + self->stash_len / 2; /* later ones fit, too */
         if (cqn_stash_reserve(self, front) < 0) {
             PyErr_WriteUnraisable((PyObject *)self);
             return;

@@ -1,22 +1,22 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * From the stash to Python: completions as objects, as wr_ids, as rows of a WCArray. They leave
- * the stash only when all of their objects were made: so none is lost where memory is short, or
- * where the garbage collector runs code that polls the same CQ.
+ * From the stash to Python: completions as objects, as wr_ids, or as rows of a WCArray. They leave
+ * the stash only after all of their objects were created, so none is lost when memory is short or
+ * when the garbage collector runs code that polls the same CQ.
  */
 
 #include "notify/cq.h"
 
-/* The entry at place i from the front of the stash; holes count. */
+/* Returns entry i from the front of the stash, counting holes; borrowed. */
 static const struct ibv_wc *stashed_at(const cqn_cq *self, size_t i)
 {
     return &self->stash[self->stash_head + i];
 }
 
-/* How many completions can be returned; with only_ok, those before the first that failed. */
+/* Returns the number of completions to return; with only_ok, those before the first failed one. */
 static size_t count_ready(cqn_cq *self, size_t max, bool only_ok)
 {
-    if (only_ok && self->holes > 0) { /* an AsyncCQ leaves holes */
+    if (only_ok && self->holes > 0) { /* completion() leaves holes */
         cqn_stash_pack(self);
     }
     const size_t n = cqn_stash_len(self) < max ? cqn_stash_len(self) : max;
@@ -27,8 +27,9 @@ static size_t count_ready(cqn_cq *self, size_t max, bool only_ok)
     return ready;
 }
 
-/* A list for as many as can be returned. Making it can run the garbage collector, and so code
- * that polls this CQ, or closes it: then there are fewer, and the list is made again. */
+/* Returns a new list with space for all completions to return. Its creation can run the garbage
+ * collector, and so code that polls this CQ or closes it; if fewer are left then, it starts
+ * anew. */
 static PyObject *new_list(cqn_cq *self, size_t max, bool only_ok)
 {
     for (;;) {
@@ -42,8 +43,8 @@ static PyObject *new_list(cqn_cq *self, size_t max, bool only_ok)
     }
 }
 
-/* What pop_list() makes of the first of n completions, and of as many that follow as it can at
- * once: objects, or wr_ids. Runs no Python code. Returns how many; 0 with an exception. */
+/* Converts the first of n completions, and as many of the following as it can at once, to objects
+ * or wr_ids. Runs no Python code. Returns the number of items, 0 with an exception. */
 typedef size_t make(const cqn_cq *, const struct ibv_wc *wcs, size_t n, PyObject **items);
 
 static inline PyObject *new_wc(const cqn_cq *self, const struct ibv_wc *wc)
@@ -76,7 +77,7 @@ static inline size_t make_ids(const cqn_cq *self, const struct ibv_wc *wcs, size
     return n;
 }
 
-/* Pops up to `max` completions off the stash, as the objects that `make` makes of them. */
+/* Pops up to `max` completions from the stash into a new list of the items that `make` creates. */
 static inline PyObject *pop_list(cqn_cq *self, size_t max, bool only_ok, make *make)
 {
     PyObject *list = new_list(self, max, only_ok);
@@ -104,8 +105,8 @@ PyObject *cqn_cq_pop_wcs(cqn_cq *self, uint64_t max)
     return pop_list(self, max, false, make_wcs);
 }
 
-/* Raises the first completion, which has failed, and pops it. Making the exception can fail, or run
- * code that pops the completion first: then none is raised for it here. */
+/* Raises the first completion, which failed, and pops it. Creating the exception can fail, or run
+ * code that pops the completion first: then it is not raised here. */
 static void raise_first(cqn_cq *self)
 {
     const struct ibv_wc failed = *stashed_at(self, 0);
@@ -140,7 +141,7 @@ PyObject *cqn_cq_pop_rows(cqn_cq *self, PyObject *array)
     if (count == NULL) {
         return NULL;
     }
-    if (self->holes > 0) { /* an AsyncCQ leaves holes, and rows are copied in one piece */
+    if (self->holes > 0) { /* rows are copied in one piece */
         cqn_stash_pack(self);
     }
     cqn_wc_array_set(array, stashed_at(self, 0), n);

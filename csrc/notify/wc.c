@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * WorkCompletion: a small object without GC around a copy of the ibv_wc. The four fields that
- * programs read are boxed once, in slots that the interpreter reads without a call; the others are
- * made when they are read.
+ * programs read most are boxed once, in slots that the interpreter reads without a call; the others
+ * are boxed on each access.
  *
- * A program that drains a CQ drops as many as it makes. Each interpreter keeps the memory of some
- * that were dropped, its free list, for the next ones.
+ * A program that drains a CQ drops as many WorkCompletions as it creates. Each interpreter keeps
+ * the memory of some of them in a freelist.
  */
 
 #include "notify/cq.h"
 
-/* How many the free list holds. The GIL guards it; without a GIL it is empty, since objects are
+/* Size of the freelist. The GIL guards it; without a GIL it is empty, because objects are
  * deallocated under no lock there. */
 #ifdef Py_GIL_DISABLED
 #define FREE_WCS 0
@@ -18,7 +18,7 @@
 #define FREE_WCS CQN_FREE_WCS
 #endif
 
-/* AddressSanitizer reports the use of an object that was dropped, even while its memory is kept. */
+/* AddressSanitizer reports accesses to an object on the freelist. */
 #ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/asan_interface.h>
 #else
@@ -26,10 +26,9 @@
 #define ASAN_UNPOISON_MEMORY_REGION(addr, size) ((void)(addr), (void)(size))
 #endif
 
-/* ---- as a row: what WCArray shows, and by which it is compared and pickled ---- */
+/* ---- as a row: for WCArray, comparison and pickle ---- */
 
-/* Which fields are valid, as WCExFlags. Those about the sender are valid for a received datagram.
- */
+/* Fields about the sender are valid for a received datagram only. */
 uint32_t cqn_wc_fields(const struct ibv_wc *raw)
 {
     uint32_t fields = IBV_WC_EX_WITH_QP_NUM;
@@ -47,7 +46,6 @@ uint32_t cqn_wc_fields(const struct ibv_wc *raw)
     return fields & ~(raw->wc_flags >> 24);
 }
 
-/* Fields that are not valid are 0. */
 cqn_wc_row cqn_wc_row_of(const struct ibv_wc *wc)
 {
     const uint32_t fields = cqn_wc_fields(wc);
@@ -74,7 +72,8 @@ cqn_wc_row cqn_wc_row_of(const struct ibv_wc *wc)
     return r;
 }
 
-/* The other way: as poll() would have returned it. Fields that are not valid are None. */
+/* The inverse: the completion as poll() would have returned it. Fields that are not valid are
+ * None. */
 struct ibv_wc cqn_wc_of_row(const cqn_wc_row *r)
 {
     struct ibv_wc wc = {
@@ -103,7 +102,7 @@ struct ibv_wc cqn_wc_of_row(const cqn_wc_row *r)
 typedef struct {
     PyObject_HEAD
     PyObject *wr_id, *status, *opcode, *byte_len;
-    cqn_state *state;    /* the type keeps the state alive, and this object the type */
+    cqn_state *state;    /* kept alive by the type, and the type by this object */
     cqn_wc_extra *extra; /* owned by this object, or NULL */
     struct ibv_wc raw;
 #ifdef Py_GIL_DISABLED
@@ -111,9 +110,9 @@ typedef struct {
 #endif
 } work_completion;
 
-/* The member of the enum for that value; a value that the enum does not know stays an int. Without
- * a GIL threads that count references to one object all wait for its cache line, so a member is
- * lent: it lives as long as the process, see lend_members(). */
+/* Returns the enum's member for a value; an int if the enum has none. Without a GIL, threads that
+ * count references to one object contend for its cache line, so members are lent: they live as long
+ * as the process, see lend_members(). */
 #ifdef Py_GIL_DISABLED
 static PyObject *enum_member(PyObject *const *table, size_t n, uint32_t value, bool *is_lent)
 {
@@ -149,8 +148,8 @@ static PyObject *number_or_none(bool valid, uint32_t value)
 
 /* ---- memory ---- */
 
-/* Memory in the free list holds no references, not even to its type: the garbage collector does not
- * see it, and must find the module when nothing else refers to it. */
+/* Memory in the freelist holds no references, not even to its type: the garbage collector does not
+ * see it, and has to find that nothing else refers to the module. */
 static PyObject *pop_free_wc(cqn_state *st)
 {
     PyObject *op = st->free_wcs[--st->free_wcs_len];
@@ -175,7 +174,7 @@ static void free_or_spare(cqn_state *st, PyObject *op)
     st->free_wcs[st->free_wcs_len++] = op;
 }
 
-/* The module goes, so no WorkCompletion is left. */
+/* The module is being deallocated, so no WorkCompletion is left. */
 void cqn_wc_clear_freelist(cqn_state *st)
 {
     while (st->free_wcs_len > 0) {
@@ -183,7 +182,7 @@ void cqn_wc_clear_freelist(cqn_state *st)
     }
 }
 
-/* None of the four is NULL, see cqn_wc_new(). */
+/* None of the four fields is NULL, see cqn_wc_new(). */
 static void wc_dealloc(PyObject *op)
 {
     work_completion *self = (work_completion *)op;
@@ -199,10 +198,10 @@ static void wc_dealloc(PyObject *op)
     Py_DECREF(type);
 }
 
-/* ---- making one ---- */
+/* ---- creation ---- */
 
-/* Without a GIL the members get a reference that is never dropped, and the interpreter counts none
- * of its own to them where it need not. */
+/* Without a GIL the members get a reference that is never released, and the interpreter avoids
+ * counting its own references to them. */
 static void lend_members(PyObject *const *table, size_t n)
 {
 #ifdef Py_GIL_DISABLED
@@ -220,7 +219,7 @@ static void lend_members(PyObject *const *table, size_t n)
 int cqn_wc_prepare(cqn_state *st)
 {
 #ifdef Py_GIL_DISABLED
-    if (st->wc_status[IBV_WC_SUCCESS] != NULL) { /* the members are lent already */
+    if (st->wc_status[IBV_WC_SUCCESS] != NULL) { /* already lent */
         return 0;
     }
 #endif
@@ -252,8 +251,8 @@ static bool is_sized(const struct ibv_wc *raw)
     return is_ok(raw) && !(raw->wc_flags & CQN_WC_LACKS(IBV_WC_EX_WITH_BYTE_LEN));
 }
 
-/* Completions in a row mostly have one length, and share its int; not without a GIL, where others
- * make some at the same time. */
+/* Consecutive completions usually have the same length and share its int; not without a GIL, where
+ * several threads create them at the same time. */
 static PyObject *shared_byte_len(cqn_state *st, uint32_t value)
 {
 #ifdef Py_GIL_DISABLED
@@ -268,15 +267,15 @@ static PyObject *shared_byte_len(cqn_state *st, uint32_t value)
 #endif
 }
 
-/* Whether what is made of a completion differs from what is made of another, a plain one, by the
- * wr_id alone. */
+/* Returns whether the object of a completion differs only in the wr_id from the one of a plain
+ * completion. */
 static bool is_alike(const struct ibv_wc *raw, const struct ibv_wc *plain)
 {
     return is_sized(raw) && raw->byte_len == plain->byte_len && raw->opcode == plain->opcode;
 }
 
-/* Whether status, opcode and byte_len are objects that exist already, as they do for most
- * completions that succeeded. */
+/* Returns whether status, opcode and byte_len are existing objects, as for most completions that
+ * succeeded. */
 static bool is_plain(const cqn_state *st, const struct ibv_wc *raw)
 {
     return is_sized(raw) && raw->byte_len == st->byte_len_value && st->byte_len != NULL &&
@@ -293,7 +292,7 @@ static void set_any(work_completion *self, cqn_state *st, const struct ibv_wc *r
     self->byte_len = is_sized(raw) ? shared_byte_len(st, raw->byte_len) : Py_NewRef(Py_None);
 }
 
-/* Without memory a field is None: the object is dropped then. */
+/* Replaces a field that could not be allocated by None; the caller then drops the object. */
 static int no_null(PyObject **field)
 {
     if (*field != NULL) {
@@ -327,8 +326,8 @@ PyObject *cqn_wc_new(cqn_state *st, const struct ibv_wc *raw, const cqn_wc_extra
     return (PyObject *)self;
 }
 
-/* Most completions are like the one before, and a program that drains a CQ has dropped as many as
- * come: those are made here, in a row. */
+/* Most completions are like the previous one, and a program that drains a CQ has dropped as many as
+ * arrive: these are created here in a row. */
 size_t cqn_wc_new_run(cqn_state *st, const struct ibv_wc *wcs, size_t n, PyObject **items)
 {
     if (!is_plain(st, wcs)) {
@@ -340,7 +339,7 @@ size_t cqn_wc_new_run(cqn_state *st, const struct ibv_wc *wcs, size_t n, PyObjec
     for (i = 0; i < n && (i == 0 || is_alike(&wcs[i], wcs)); i++) {
         PyObject *wr_id = PyLong_FromUnsignedLongLong(wcs[i].wr_id);
         if (wr_id == NULL) {
-            PyErr_Clear(); /* without memory the next one is made alone, or not at all */
+            PyErr_Clear(); /* without memory, cqn_wc_new() raises MemoryError */
             break;
         }
         work_completion *self =
@@ -365,7 +364,6 @@ static const struct ibv_wc *raw_of(PyObject *op)
     return &((work_completion *)op)->raw;
 }
 
-/* NULL with TypeError if it is no WorkCompletion. */
 const struct ibv_wc *cqn_wc_raw(const cqn_state *st, PyObject *wc, const char *name)
 {
     if (!Py_IS_TYPE(wc, st->WorkCompletion)) {
@@ -388,7 +386,7 @@ static PyObject *wc_get_qp_num(PyObject *op, void *Py_UNUSED(unused))
 
 static PyObject *wc_get_vendor_err(PyObject *op, void *Py_UNUSED(unused))
 {
-    /* Devices set this field for errors only. */
+    /* devices set this field only for errors */
     const struct ibv_wc *raw = raw_of(op);
     return PyLong_FromUnsignedLong(is_ok(raw) ? 0 : raw->vendor_err);
 }
@@ -424,7 +422,7 @@ static PyObject *wc_get_src_qp(PyObject *op, void *Py_UNUSED(unused))
     return number_or_none(wc_has(op, IBV_WC_EX_WITH_SRC_QP), raw_of(op)->src_qp);
 }
 
-/* Extended completions do not have this field. */
+/* Extended completions lack this field. */
 static PyObject *wc_get_pkey_index(PyObject *op, void *Py_UNUSED(unused))
 {
     const uint32_t datagram = IBV_WC_EX_WITH_SRC_QP | IBV_WC_EX_WITH_SLID;
@@ -447,7 +445,7 @@ static PyObject *wc_get_dlid_path_bits(PyObject *op, void *Py_UNUSED(unused))
     return number_or_none(wc_has(op, IBV_WC_EX_WITH_DLID_PATH_BITS), raw_of(op)->dlid_path_bits);
 }
 
-/* The field of cqn_wc_extra that `flag` stands for, or NULL. */
+/* Returns the extra fields if the one of `flag` is valid, or NULL; borrowed. */
 static const cqn_wc_extra *extra_of(PyObject *op, uint32_t flag)
 {
     const work_completion *self = (work_completion *)op;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* WCArray: memory for many completions that CQ.poll_into() fills again and
- * again, readable as a buffer, by numpy for one, without copying. */
+/* WCArray: memory for many completions that CQ.poll_into() fills again and again; a buffer that
+ * numpy, for example, reads without copying. */
 
 #include "notify/cq.h"
 
@@ -15,7 +15,7 @@ SAME_PLACE(vendor_err);
 SAME_PLACE(byte_len);
 SAME_PLACE(imm_data);
 
-/* PEP 3118; = is the machine's byte order, without alignment. */
+/* PEP 3118; = is native byte order without alignment. */
 static char row_format[] = "T{=Q:wr_id:=I:status:=I:opcode:=I:vendor_err:=I:byte_len:=I:imm_data:"
                            "=I:qp_num:=I:src_qp:=I:wc_flags:=H:pkey_index:=H:slid:=B:sl:"
                            "=B:dlid_path_bits:=H:fields:}";
@@ -25,7 +25,7 @@ typedef struct {
     cqn_wc_row *rows;
     Py_ssize_t capacity, len;
 #ifdef Py_GIL_DISABLED
-    atomic_bool is_filled; /* at the moment, by a thread under half of the lock */
+    atomic_bool is_filled; /* by a thread with half of the lock */
 #endif
 } wc_array;
 
@@ -46,8 +46,7 @@ size_t cqn_wc_array_free_rows(PyObject *op)
     return (size_t)((wc_array *)op)->capacity;
 }
 
-/* Most have succeeded, and only their lengths differ; and rxe says of every
- * receive that it has a GRH. */
+/* Most completions succeeded and differ only in their lengths; rxe sets GRH for every receive. */
 static inline bool is_plain_field(const struct ibv_wc *wc)
 {
     return wc->status == IBV_WC_SUCCESS && (wc->wc_flags & ~(unsigned)IBV_WC_GRH) == 0;
@@ -78,7 +77,7 @@ void cqn_wc_array_set(PyObject *op, const struct ibv_wc *wcs, size_t n)
     self->len = (Py_ssize_t)n;
 }
 
-/* One with the first `len` of `rows`. */
+/* Returns a new array with the first `len` of `rows`; NULL with MemoryError. */
 CQN_RARE static PyObject *make_array(PyTypeObject *type, Py_ssize_t capacity, const void *rows,
                                      Py_ssize_t len)
 {
@@ -156,7 +155,7 @@ CQN_RARE static PyObject *slice_of(PyObject *op, PyObject *slice)
     return list;
 }
 
-/* Any integer may be asked for: one that is beyond all indices is an IndexError, too. */
+/* Any integer is allowed; one beyond all indices is an IndexError, too. */
 static PyObject *array_subscript(PyObject *op, PyObject *key)
 {
     if (PySlice_Check(key)) {
@@ -169,7 +168,7 @@ static PyObject *array_subscript(PyObject *op, PyObject *key)
     return array_item(op, i < 0 ? i + ((wc_array *)op)->len : i);
 }
 
-/* As that of collections.abc.Sequence. */
+/* Like the one of collections.abc.Sequence. */
 CQN_RARE static PyObject *array_index(PyObject *op, PyObject *args)
 {
     PyObject *value;
@@ -300,7 +299,7 @@ PyType_Spec cqn_wc_array_spec = {
     .slots = array_slots,
 };
 
-/* For isinstance(); what a pattern takes for a sequence, the flag above says. */
+/* For isinstance(); the flag Py_TPFLAGS_SEQUENCE above is for pattern matching. */
 CQN_RARE int cqn_wc_array_init(cqn_state *st)
 {
     PyObject *abc = PyImport_ImportModule("_collections_abc");

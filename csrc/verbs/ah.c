@@ -2,8 +2,8 @@
 /*
  * AH: an address handle, the destination of a UD send.
  *
- * It is made from attributes, or from the completion of a datagram that is to be answered. A send
- * in flight pins it: the WR queue (work/wr_queue.c) holds it until the send completes.
+ * Created from attributes, or from the completion of a datagram, to answer it. A send in flight
+ * pins its AH: the WR queue (work/wr_queue.c) holds it until the send completes.
  */
 
 #include "verbs/verbs.h"
@@ -27,7 +27,7 @@ static const cqn_kind ah_kind = {
     .clear = cqn_clear,
 };
 
-/* With `wc` the path back to its sender is found first. */
+/* If `wc` is not NULL, takes the path from that completion. Returns -1 with an exception. */
 static int create_ah(ah *self, cqn_object *pd, struct ibv_ah_attr *attr, struct ibv_wc *wc,
                      struct ibv_grh *grh)
 {
@@ -40,8 +40,8 @@ static int create_ah(ah *self, cqn_object *pd, struct ibv_ah_attr *attr, struct 
                         "an iWARP device sends no datagrams");
         return -1;
     }
-    /* The verb can wait until the neighbour's address is resolved. If it does not find a GID it
-     * sets no errno. */
+    /* The verb can block while the neighbour's address is resolved. It sets no errno if it finds no
+     * GID. */
     CQN_CREATING(&self->base, errno = 0;
                  known = wc == NULL ||
                          ibv_init_ah_from_wc(handle->context, attr->port_num, wc, grh, attr) == 0;
@@ -84,7 +84,7 @@ CQN_RARE static PyObject *ah_make(PyTypeObject *type, cqn_object *pd, struct ibv
     return (PyObject *)self;
 }
 
-/* The dict of attributes is copied before it is read, see cqn_dict_copy(). */
+/* The dict of attributes is a copy, see cqn_dict_copy(). */
 CQN_RARE static PyObject *ah_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
@@ -101,7 +101,8 @@ CQN_RARE static PyObject *ah_new(PyTypeObject *type, PyObject *args, PyObject *k
     return rc < 0 ? NULL : ah_make(type, CQN_OBJ(pd), &attr, NULL, NULL);
 }
 
-/* Only the completion of a datagram says where it came from. */
+/* Only the completion of a datagram has the sender's address. Returns -1 with ValueError for any
+ * other. */
 static int check_datagram(const struct ibv_wc *raw, const Py_buffer *grh)
 {
     if (!(cqn_wc_fields(raw) & IBV_WC_EX_WITH_SRC_QP)) {
@@ -159,7 +160,7 @@ CQN_RARE static PyObject *ah_from_wc(PyObject *cls, PyObject *args, PyObject *kw
     return self;
 }
 
-/* On InfiniBand a LID is enough, without a GID. */
+/* An address on InfiniBand can be a LID without a GID. */
 static PyObject *ah_repr(PyObject *op)
 {
     CQN_LOCKED;

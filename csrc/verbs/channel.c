@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * CompletionChannel: where the events of its CQs arrive.
+ * CompletionChannel: the channel on which the events of its CQs arrive.
  *
- * Only the type: notify/events.c reads and counts events, base/wait_queue.c lets a thread wait for
- * one, and await/ a task. A thread calls get_event(), the callback of an event loop calls
- * _on_event(). Nothing ever blocks in read(2).
+ * This file has only the type. notify/events.c reads and counts the events; base/wait_queue.c lets
+ * threads wait for them, and await/ lets tasks. A thread calls get_event(), the callback of an
+ * event loop _on_event(). read(2) never blocks.
  */
 
 #include "verbs/context.h"
 
-#define EVENTS_AT_ONCE 32      /* then the other tasks of the loop run */
-#define CALLBACKS_UNTIL_MORE 8 /* of one event each; then more are read */
+#define EVENTS_AT_ONCE 32      /* then other tasks of the loop run */
+#define CALLBACKS_UNTIL_MORE 8 /* each reads one event; the next reads more */
 
 static int destroy_channel(void *handle)
 {
@@ -51,8 +51,8 @@ static const cqn_kind channel_kind = {
     .clear = channel_clear,
 };
 
-/* A channel whose descriptor can't be made non-blocking is closed again: read(2) would block with
- * the GIL. */
+/* A channel whose descriptor cannot be made non-blocking is closed again: read(2) would block while
+ * holding the GIL. */
 CQN_RARE static PyObject *channel_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
@@ -138,14 +138,14 @@ static const cqn_wait_kind event_wait = {
     .time_out = no_event,
 };
 
-/* The context, whose counters are changed after other code may have closed the channel: a new
- * reference. */
+/* Returns a new reference to the context: its counters are updated after arbitrary code may have
+ * closed the channel. */
 static cqn_device_context *hold_context(const cqn_channel *self)
 {
     return (cqn_device_context *)Py_NewRef((PyObject *)self->base.context);
 }
 
-/* A thread has slept, holds the GIL again, and has the event of this CQ. */
+/* Counts the wakeup of a thread that slept and now holds the GIL and an event of this CQ. */
 static void count_woken(cqn_cq *cq, const cqn_sleep *sleep)
 {
     cq->stats.thread_wakeups++;
@@ -155,8 +155,8 @@ static void count_woken(cqn_cq *cq, const cqn_sleep *sleep)
     }
 }
 
-/* After a wait that timed out, no CQ of the channel counts as armed: the event may have been lost.
- */
+/* Returns a new reference to a CQ; NULL with an exception. After a timeout all CQs of the channel
+ * count as unarmed, because the event may have been lost. */
 static PyObject *wait_event(cqn_channel *self, PyObject *timeout)
 {
     cqn_sleep sleep = {.timed = self->base.context->measure_latency};
@@ -199,8 +199,8 @@ static PyObject *channel_try_get_event(PyObject *op, PyObject *Py_UNUSED(unused)
     return cq != NULL || PyErr_Occurred() ? cq : Py_NewRef(Py_None);
 }
 
-/* Reads an event and gives it to the engine of its CQ. 1; 0: there is none; -1 with an exception.
- */
+/* Reads an event and passes it to the engine of its CQ. Returns 1, 0 if there is no event, or -1
+ * with an exception. */
 static int dispatch_event(cqn_channel *self)
 {
     struct ibv_comp_channel *channel = cqn_open(&self->base);
@@ -213,9 +213,10 @@ static int dispatch_event(cqn_channel *self)
     return rc < 0 ? -1 : 1;
 }
 
-/* Finding no event costs as much as finding one, so only one is read; if more are left, the loop
- * calls again. With events of several CQs that would take one iteration of the loop for each. So
- * now and then it reads more, and many as long as there are more. */
+/* Reading an empty channel costs as much as reading an event, so most calls read a single event;
+ * the loop calls again if more are pending. Events of several CQs would then take one iteration of
+ * the loop each. Every CALLBACKS_UNTIL_MORE calls it therefore reads up to EVENTS_AT_ONCE, and
+ * keeps doing so while there are many. */
 static int dispatch_some(cqn_channel *self)
 {
     if (cqn_open(&self->base) == NULL) {
@@ -225,7 +226,7 @@ static int dispatch_some(cqn_channel *self)
     int n = 0, rc = dispatch_event(self);
     unsigned int events = rc > 0;
     if (rc >= 0 && --self->until_more <= 0) {
-        /* A task may have closed the last AsyncCQ: then later events are not for engines. */
+        /* A task may have closed the last AsyncCQ; later events are not for engines. */
         while (++n < EVENTS_AT_ONCE && rc > 0 && self->loop != NULL) {
             rc = dispatch_event(self);
             events += rc > 0;
@@ -237,8 +238,8 @@ static int dispatch_some(cqn_channel *self)
     return rc;
 }
 
-/* If the channel fails, this must not raise: the loop would call it again at once, for ever. An
- * exception by which a task ends the loop passes; nothing is lost then. */
+/* A failure of the channel must not raise here: the loop would call again at once, forever. An
+ * exception by which a task ends the loop is passed on, and loses no event. */
 static PyObject *channel_on_event(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;
@@ -263,7 +264,7 @@ static PyObject *channel_iter(PyObject *op)
     return cqn_open(CQN_OBJ(op)) == NULL ? NULL : Py_NewRef(op);
 }
 
-/* A closed channel has no more events, which ends a loop over them. */
+/* Closing the channel ends an iteration over its events. */
 static PyObject *channel_next(PyObject *op)
 {
     CQN_LOCKED;

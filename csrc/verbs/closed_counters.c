@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The counters of a context: for each name of its CQs the sums over all CQs of that name, the
- * closed ones included.
+ * The counters of a context: for each name of CQs, the sums over all CQs of that name, including
+ * closed ones.
  *
- * So a sum over a context never falls, and closed CQs take memory for each name, not for each CQ.
- * The counters of the closed CQs of a name are made with the first CQ of that name, and freed with
- * the context.
+ * The sums of a context therefore never decrease, and closed CQs use memory per name, not per CQ.
+ * The counters of a name are allocated with the first CQ of that name and freed with the
+ * context.
  */
 
 #include "verbs/context.h"
@@ -13,12 +13,12 @@
 struct cqn_closed_counters {
     cqn_closed_counters *next;
     PyObject *name;      /* a str */
-    cqn_counters closed; /* of those that are closed */
+    cqn_counters closed; /* of the closed CQs */
 };
 
-/* ---- of a CQ ---- */
+/* ---- counters of a CQ ---- */
 
-/* No other code runs between the search and the entry into the list. */
+/* No other code runs between the search and the insertion. */
 cqn_closed_counters *cqn_closed_counters_of(cqn_context *ctx, PyObject *name)
 {
     cqn_closed_counters **link = &((cqn_device_context *)ctx)->closed_counters;
@@ -31,7 +31,7 @@ cqn_closed_counters *cqn_closed_counters_of(cqn_context *ctx, PyObject *name)
     return *link != NULL ? *link : (cqn_closed_counters *)PyErr_NoMemory();
 }
 
-/* All counters are numbers of 64 bits. */
+/* Every counter is a 64-bit number. */
 static void add_numbers(void *sum, const void *more, size_t size)
 {
     uint64_t *to = sum;
@@ -51,7 +51,7 @@ static void add_counters(cqn_counters *sum, const cqn_cq *cq)
     }
 }
 
-/* The CQ is closed; its context, which owns the counters, is still open. */
+/* Called when the CQ is closed. Its context owns the counters and is still open. */
 void cqn_closed_counters_add(cqn_cq *cq)
 {
     cqn_cq_event_is_over(cq);
@@ -68,9 +68,9 @@ void cqn_closed_counters_free(cqn_closed_counters **list)
     }
 }
 
-/* ---- as rows of numbers ---- */
+/* ---- rows of numbers ---- */
 
-/* Counters as a tuple: numbers of 64 bits, `size` bytes of them. */
+/* Returns counters of `size` bytes as a tuple of 64-bit numbers; NULL with an exception. */
 static PyObject *row_of(const void *counters, size_t size)
 {
     const uint64_t *numbers = counters;
@@ -95,14 +95,14 @@ PyObject *cqn_cq_counters(PyObject *op, PyObject *Py_UNUSED(unused))
     return row_of(&copy, sizeof(copy));
 }
 
-/* The sums of one name. */
+/* The sums for one name. */
 typedef struct {
-    PyObject *name; /* that of the closed CQs */
+    PyObject *name; /* owned by the closed counters */
     Py_ssize_t open;
     cqn_counters sum;
 } total;
 
-/* Adds the counters of the CQs that are open or being closed. Returns how many there are. */
+/* Adds the counters of the CQs of this name that are open or being closed. Returns their number. */
 static Py_ssize_t add_open(const cqn_context *ctx, const cqn_closed_counters *of_name,
                            cqn_counters *sum)
 {
@@ -116,7 +116,7 @@ static Py_ssize_t add_open(const cqn_context *ctx, const cqn_closed_counters *of
     return n;
 }
 
-/* Making an object can run code that makes or closes CQs, so everything is added up before. */
+/* Creating an object can run code that creates or closes CQs, so all sums are computed first. */
 static total *add_up(const cqn_context *ctx, size_t *n)
 {
     const cqn_closed_counters *first = ((const cqn_device_context *)ctx)->closed_counters;
@@ -136,7 +136,7 @@ static total *add_up(const cqn_context *ctx, size_t *n)
     return totals != NULL ? totals : (total *)PyErr_NoMemory();
 }
 
-/* The counters of the channels, as a row. */
+/* The counters of the channels, as a row of numbers. */
 typedef struct {
     uint64_t timeouts, thread_wakeups;
     cqn_histogram per_wake;
@@ -151,8 +151,8 @@ static channel_row row_of_channels(const cqn_channel_counters *channels)
     return row;
 }
 
-/* Returns the name of the device; for each name of CQs the name, how many are open, and the sums;
- * and the counters of the channels. A closed context has them, too. */
+/* Returns the name of the device; for each name of CQs the name, the number of open ones and the
+ * sums; and the counters of the channels. Works on a closed context as well. */
 CQN_RARE PyObject *cqn_context_counters(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Context: an open device, and the root of everything made on it.
+ * Context: an open device, and the root of all objects created on it.
  *
- * The layers below know a context by its head (cqn_context, base/object.h), which lists what is
- * open on it. This file adds the rest, such as the reports of the device. The device is found and
- * opened in device.c; ports.c has the tables of its ports. Closing a context closes all that was
- * made on it, which no other type does; base/close.c has the order.
+ * Lower layers know only its head (cqn_context, base/object.h), which lists the open objects. This
+ * file adds the rest, such as the device's reports. device.c finds and opens the device; ports.c
+ * has the tables of its ports. Closing a context closes everything created on it, which no other
+ * type does; the order is in base/close.c.
  */
 
 #include "verbs/context.h"
@@ -14,7 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* ---- its kind ---- */
+/* ---- the kind ---- */
 
 static int close_device(void *handle)
 {
@@ -45,7 +45,7 @@ static int context_clear(PyObject *op)
     return cqn_clear(op);
 }
 
-/* Otherwise closing would wait for each queue pair that sends again, one after the other. */
+/* Without this, closing would wait for each retransmitting queue pair in turn. */
 static void context_before_cascade(cqn_object *op)
 {
     cqn_qps_stop_sending((cqn_context *)op);
@@ -63,7 +63,8 @@ static const cqn_kind context_kind = {
 
 /* ---- opening ---- */
 
-/* Notes the name of a new device. -1 with an exception if its attributes could not be queried. */
+/* Records the name of a newly opened device. Returns -1 with an exception if `err`, the result of
+ * querying its attributes, is not 0. */
 static int enter_attributes(cqn_context *self, struct ibv_context *handle, int err)
 {
     snprintf(((cqn_device_context *)self)->name, IBV_SYSFS_NAME_MAX, "%s",
@@ -75,7 +76,7 @@ static int enter_attributes(cqn_context *self, struct ibv_context *handle, int e
     return err == 0 ? 0 : -1;
 }
 
-/* Gives the object its handle. -1 with an exception: the object may have a handle then. */
+/* Returns -1 with an exception; the object may have a handle even then. */
 static int open_device(cqn_context *self, const char *name)
 {
     int err;
@@ -87,7 +88,7 @@ static int open_device(cqn_context *self, const char *name)
     return enter_attributes(self, handle, err);
 }
 
-/* A new context without a handle. */
+/* Returns a new context without a handle; NULL with an exception. */
 static cqn_context *new_context(PyTypeObject *type)
 {
     if (cqn_load_verbs(cqn_state_of(type)) < 0 || cqn_prepare_for_fork(cqn_state_of(type)) < 0) {
@@ -104,7 +105,7 @@ static cqn_context *new_context(PyTypeObject *type)
     return self;
 }
 
-/* Drops the object; an exception is set. */
+/* Releases the object and returns NULL; an exception is set. */
 static PyObject *not_opened(cqn_context *self)
 {
     cqn_close(CQN_OBJ(self), false);
@@ -130,7 +131,7 @@ CQN_RARE static PyObject *context_new(PyTypeObject *type, PyObject *args, PyObje
                                                                    : (PyObject *)self;
 }
 
-/* ---- of another process ---- */
+/* ---- a device of another process ---- */
 
 static bool is_same_file(const struct stat *a, int fd)
 {
@@ -138,8 +139,8 @@ static bool is_same_file(const struct stat *a, int fd)
     return fstat(fd, &b) == 0 && a->st_ino == b.st_ino && a->st_dev == b.st_dev;
 }
 
-/* The library owns `fd` from here on. If it fails, it has closed `fd` only if it got as far as the
- * provider, so `fd` is closed here if it still is that file. */
+/* The library owns `fd` from here on. On failure it closes `fd` only if it reached the provider, so
+ * `fd` is closed here if it still refers to the same file. */
 static int import_device(cqn_context *self, int fd, const struct stat *file)
 {
     struct ibv_context *handle;
@@ -164,7 +165,7 @@ static int import_device(cqn_context *self, int fd, const struct stat *file)
     return enter_attributes(self, handle, query_err);
 }
 
-/* The library closes what it imports, so it gets a duplicate. */
+/* The library closes an imported descriptor, so it gets a duplicate. */
 CQN_RARE static PyObject *context_from_fd(PyObject *cls, PyObject *file)
 {
     CQN_LOCKED;
@@ -173,8 +174,8 @@ CQN_RARE static PyObject *context_from_fd(PyObject *cls, PyObject *file)
     if (given < 0) {
         return NULL;
     }
-    /* A high number: open() uses the lowest, so another file does not get this one once it is
-     * closed. */
+    /* A high number, because open() takes the lowest: another file does not get this number once it
+     * is free. */
     int fd = fcntl(given, F_DUPFD_CLOEXEC, 512);
     if (fd < 0 && errno == EINVAL) { /* the limit is below 512 */
         fd = fcntl(given, F_DUPFD_CLOEXEC, 0);
@@ -199,7 +200,7 @@ CQN_RARE static PyObject *context_from_fd(PyObject *cls, PyObject *file)
                                                                         : (PyObject *)self;
 }
 
-/* ---- what it asks the device ---- */
+/* ---- queries of the device ---- */
 
 static PyObject *context_query_device(PyObject *op, PyObject *Py_UNUSED(unused))
 {
@@ -235,8 +236,8 @@ static PyObject *context_query_device_ex(PyObject *op, PyObject *Py_UNUSED(unuse
                : device_ex_to_dict(&attr);
 }
 
-/* Providers put all cycles of the clock into the nanoseconds. They read a register, which is faster
- * than releasing the GIL. */
+/* Providers return all cycles of the clock in the nanoseconds. They read a register, which takes
+ * less time than releasing the GIL. */
 static PyObject *context_query_rt_values(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;
@@ -256,7 +257,7 @@ static PyObject *context_query_rt_values(PyObject *op, PyObject *Py_UNUSED(unuse
                                    (unsigned long long)values.raw_clock.tv_nsec);
 }
 
-/* Converts a port number of this device; NULL is the first port. */
+/* Converts a port number of this device; NULL is the first port. Returns -1 with an exception. */
 static int port_of(const cqn_context *self, PyObject *value, uint8_t *out)
 {
     uint64_t n = 1;
@@ -267,7 +268,8 @@ static int port_of(const cqn_context *self, PyObject *value, uint8_t *out)
     return 0;
 }
 
-/* As the header's inline function, this passes the size of the header's struct to the library. */
+/* Passes the size of the header's struct to the library, like the header's inline function. Returns
+ * an errno. */
 static int query_port(struct ibv_context *handle, uint8_t port, cqn_port_attr *out)
 {
     struct verbs_context *ops = verbs_get_ctx_op(handle, query_port);
@@ -280,7 +282,8 @@ static int query_port(struct ibv_context *handle, uint8_t port, cqn_port_attr *o
                        : ibv_query_port(handle, port, &out->attr);
 }
 
-/* Programs that wait for a port query it often, and get the same answer for long. */
+/* Programs that wait for a port query it often, and rarely get a new answer, so the last one is
+ * kept. Returns a new reference; NULL with an exception. */
 static PyObject *port_attr(cqn_device_context *self, const cqn_port_attr *attr)
 {
     if (self->port_attr == NULL || memcmp(attr, &self->port, sizeof(*attr)) != 0) {
@@ -290,7 +293,7 @@ static PyObject *port_attr(cqn_device_context *self, const cqn_port_attr *attr)
         }
         memcpy(&self->port, attr, sizeof(*attr)); /* including its padding */
         Py_XSETREF(self->port_attr, Py_NewRef(value));
-        return value; /* whatever dropping the other one has run */
+        return value; /* even if releasing the old one ran other code */
     }
     return Py_NewRef(self->port_attr);
 }
@@ -319,7 +322,7 @@ static PyObject *context_query_port(PyObject *op, PyObject *const *args, Py_ssiz
                : port_attr((cqn_device_context *)op, &attr);
 }
 
-/* The length of the table is queried first: it is the limit that an error names. */
+/* The length of the table is queried first, as the limit that the error reports. */
 CQN_RARE static PyObject *context_query_pkey(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
                                              PyObject *kwnames)
 {
@@ -361,19 +364,19 @@ static PyObject *context_query_gid_table(PyObject *op, PyObject *Py_UNUSED(unuse
     return cqn_gid_table((cqn_context *)op);
 }
 
-/* Converts an index of 32 bits. False: it is out of range, or an exception is set. */
+/* Converts a 32-bit index. Returns false if it is out of range or an exception is set. */
 static bool gid_index(PyObject *value, uint32_t *out)
 {
     if (!PyIndex_Check(value)) {
         PyErr_Format(PyExc_TypeError, "index must be an integer, not %s", Py_TYPE(value)->tp_name);
         return false;
     }
-    Py_ssize_t n = PyNumber_AsSsize_t(value, NULL); /* clamped: far out is out, too */
+    Py_ssize_t n = PyNumber_AsSsize_t(value, NULL); /* clamped: still out of range */
     *out = (uint32_t)n;
     return n >= 0 && n <= UINT32_MAX;
 }
 
-/* LookupError, which lists the entries that there are. Returns NULL. */
+/* Raises LookupError with a list of the entries that exist. Returns NULL. */
 CQN_RARE static PyObject *raise_no_gid(PyObject *op, PyObject *index, uint8_t port)
 {
     PyObject *none;
@@ -382,8 +385,8 @@ CQN_RARE static PyObject *raise_no_gid(PyObject *op, PyObject *index, uint8_t po
     return none;
 }
 
-/* With the GIL: the kernel has the table, and answers faster than the GIL would be back while
- * another thread computes. */
+/* Keeps the GIL: the kernel has the table, and answers sooner than the GIL could be taken again
+ * while another thread computes. */
 static PyObject *context_query_gid(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
                                    PyObject *kwnames)
 {
@@ -408,14 +411,14 @@ static PyObject *context_query_gid(PyObject *op, PyObject *const *args, Py_ssize
     if (err == 0) {
         return cqn_gid_entry(self, &entry);
     }
-    /* ENODATA is for an empty entry, EINVAL for one beyond the table. */
+    /* ENODATA: the entry is empty; EINVAL: the index is beyond the table. */
     return err == ENODATA || err == EINVAL
                ? raise_no_gid(op, in[0], port)
                : cqn_verbs_error(self->base.state, err, "ibv_query_gid_ex", "port %d, index %u",
                                  port, index);
 }
 
-/* ---- what is open on it, for cqnotify.report(); reading it changes nothing ---- */
+/* ---- open objects, for cqnotify.report(); listing them has no side effects ---- */
 
 static Py_ssize_t count_below(const cqn_context *ctx)
 {
@@ -428,8 +431,8 @@ static Py_ssize_t count_below(const cqn_context *ctx)
     return n;
 }
 
-/* Making the list can run the garbage collector, which can close objects and make new ones. The
- * list gets objects that are there when it is filled, and at most as many as were there before. */
+/* Creating the list can run the garbage collector, which can close objects and create new ones. The
+ * list gets the objects that exist when it is filled, up to the number counted before. */
 CQN_RARE PyObject *cqn_open_objects(PyObject *module, PyObject *context)
 {
     CQN_LOCKED;
@@ -454,7 +457,7 @@ CQN_RARE PyObject *cqn_open_objects(PyObject *module, PyObject *context)
     return list;
 }
 
-/* In a forked process they do not include those of the parent. */
+/* In a forked child the contexts of the parent are not included. */
 CQN_RARE PyObject *cqn_open_contexts(PyObject *module, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;

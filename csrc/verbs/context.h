@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What the files of the Context share. */
+/* Shared by the files of Context. */
 #ifndef CQN_CONTEXT_H
 #define CQN_CONTEXT_H
 
@@ -7,7 +7,7 @@
 #include <net/if.h>
 #include <unistd.h>
 
-/* A socket to ask for the names of network devices, opened when it is first needed. */
+/* A socket for queries of network device names, opened on first use. */
 typedef struct {
     int fd;
     bool is_open;
@@ -21,38 +21,38 @@ static inline void cqn_netdev_close(cqn_netdev *self)
     }
 }
 
-/* An entry of a GID table, and the name of its network device; empty: it has none, or none that is
+/* An entry of a GID table, and the name of its network device; empty if it has none, or none
  * visible in this network namespace. */
 typedef struct {
     struct ibv_gid_entry entry;
-    char netdev[IFNAMSIZ]; /* zeros follow the name: answers are compared as bytes */
+    char netdev[IFNAMSIZ]; /* padded with zeros: answers are compared as bytes */
 } cqn_gid_answer;
 _Static_assert(sizeof(cqn_gid_answer) == 32 + IFNAMSIZ, "there are no gaps");
 
-/* The struct of a Context. The layers below know only its head. */
+/* The struct of a Context. Lower layers know only its head. */
 typedef struct {
     cqn_context base;
     cqn_reports reports;
     cqn_netdev netdev;
     cqn_closed_counters *closed_counters; /* see closed_counters.c */
-    cqn_port_attr port;                   /* the latest answer to query_port(), */
+    cqn_port_attr port;                   /* the latest result of query_port(), */
     PyObject *port_attr;                  /* and as a PortAttr; or NULL */
-    cqn_gid_answer gid;                   /* the latest answer to query_gid(), */
+    cqn_gid_answer gid;                   /* the latest result of query_gid(), */
     PyObject *gid_entry;                  /* and as a GIDEntry; or NULL */
-    cqn_channel_counters channels;        /* of all channels, the closed ones included */
-    char name[IBV_SYSFS_NAME_MAX];        /* of the device, even when it is closed */
+    cqn_channel_counters channels;        /* of all channels, including closed ones */
+    char name[IBV_SYSFS_NAME_MAX];        /* of the device; valid when closed, too */
 } cqn_device_context;
 
 /* ports.c */
 
-/* A GIDEntry of a valid entry of a port's GID table. NULL with an exception. */
+/* Returns a GIDEntry for a valid entry of a GID table, a new reference; NULL with an exception. */
 PyObject *cqn_gid_entry(cqn_context *self, const struct ibv_gid_entry *entry);
 
-/* What a function of cqnotify._attr_conversion makes of `raw`, a new reference that it takes over
- * in any case, as cqn_tuple_of() does. NULL with an exception. */
+/* Calls a function of cqnotify._attr_conversion with `raw`. Consumes the reference to `raw` in
+ * every case, like cqn_tuple_of(). NULL with an exception. */
 PyObject *cqn_converted(const char *function, PyObject *raw);
 
-/* A list of all valid entries of all ports. NULL with an exception. */
+/* Returns a list of all valid entries of all ports, a new reference; NULL with an exception. */
 PyObject *cqn_gid_table(cqn_context *self);
 
 #endif

@@ -2,21 +2,21 @@
 /*
  * CQ: a completion queue.
  *
- * notify/cq.h lists the files for its events and for the path of its completions to Python; the
- * methods that poll are in cq_poll.c. While it has an AsyncCQ, its completions go to that engine
- * (await/), which it does not own.
+ * notify/cq.h lists the files that handle its events and turn its completions into Python objects;
+ * cq_poll.c has the methods that poll. The completions of a CQ with an AsyncCQ go to the engine
+ * (await/); the CQ does not own it.
  */
 
 #include "verbs/verbs.h"
 
-/* ---- its end ---- */
+/* ---- destruction ---- */
 
 static int destroy_cq(void *handle)
 {
     return ibv_destroy_cq(handle);
 }
 
-/* Destroying waits until every event that was read is acknowledged. */
+/* ibv_destroy_cq() waits until every event that was read has been acknowledged. */
 static void cq_before_destroy(cqn_object *op)
 {
     cqn_cq *self = (cqn_cq *)op;
@@ -26,8 +26,8 @@ static void cq_before_destroy(cqn_object *op)
     }
 }
 
-/* Events that came meanwhile are delivered to threads later. An engine polls by itself, even
- * without an event: a task may have gone to sleep while the CQ had no handle to arm. */
+/* Events that arrived during the attempt are delivered to threads now. An engine polls even without
+ * an event: a task may have begun to wait while the CQ had no handle to arm. */
 static void cq_destroy_failed(cqn_object *op)
 {
     cqn_cq *self = (cqn_cq *)op;
@@ -54,7 +54,7 @@ static int cq_clear(PyObject *op)
     cqn_cq *self = (cqn_cq *)op;
     if (self->base.handle == NULL) {
         cqn_cq_forget_completions(self);
-        Py_CLEAR(self->name); /* get_event() can still return an open CQ */
+        Py_CLEAR(self->name); /* an open CQ may still be returned by get_event() */
         for (size_t i = 0; i < CQN_HISTOGRAMS; i++) {
             PyMem_Free(self->histograms[i]);
             self->histograms[i] = NULL;
@@ -83,7 +83,7 @@ typedef struct {
     bool extended;
 } cq_args;
 
-/* Converts the argument `cqe`, which the device limits. */
+/* Converts the argument `cqe`, limited by the device. Returns -1 with an exception. */
 static int check_cqe(const cqn_context *ctx, PyObject *value, uint32_t *out)
 {
     uint64_t n;
@@ -94,7 +94,7 @@ static int check_cqe(const cqn_context *ctx, PyObject *value, uint32_t *out)
     return 0;
 }
 
-/* Without the argument the CQ is a plain one: its completions have the fields of ibv_wc. */
+/* Without this argument the CQ is not extended: its completions have the fields of ibv_wc. */
 static int parse_wc_flags(PyObject *value, cq_args *a)
 {
     a->extended = value != Py_None;
@@ -128,7 +128,8 @@ static int parse_create_flags(PyObject *value, cq_args *a)
     return 0;
 }
 
-/* An object of the same context; None becomes NULL. */
+/* Checks that the argument is an object of the same context; None becomes NULL. Returns -1 with an
+ * exception. */
 static int parse_part(PyObject **part, PyTypeObject *type, const char *name, const cq_args *a)
 {
     if (*part == Py_None) {
@@ -172,9 +173,9 @@ static int parse_new_cq(cqn_state *st, PyObject *args, PyObject *kwargs, cq_args
                : 0;
 }
 
-/* ---- making ---- */
+/* ---- creation ---- */
 
-/* It is counted under this name, even when it is closed. Exporters get the name as UTF-8. */
+/* The CQ is counted under this name even after it is closed. Exporters read the name as UTF-8. */
 static int set_name(cqn_cq *self, const cq_args *a)
 {
     self->name = a->name != NULL ? PyUnicode_FromObject(a->name) : PyUnicode_FromString("");
@@ -184,7 +185,7 @@ static int set_name(cqn_cq *self, const cq_args *a)
     return self->closed_counters != NULL ? 0 : -1;
 }
 
-/* The CQ object is the cookie of its events: notify/events.c finds it by that. */
+/* The CQ object is the cookie by which notify/events.c finds the CQ of an event. */
 static struct ibv_cq *create_plain(cqn_cq *self, const cq_args *a)
 {
     struct ibv_context *context = CQN_OBJ(a->context)->handle;
@@ -201,9 +202,9 @@ static struct ibv_cq *create_plain(cqn_cq *self, const cq_args *a)
     return cq;
 }
 
-/* Each completion has the number of the QP, whatever was asked for, and the immediate data, which
- * may be the key of a window that the peer invalidated. A program that did not ask for it does not
- * see it. */
+/* Every completion has the number of the QP, and the immediate data, which may be the key of a
+ * window that the peer invalidated. A program that did not request the immediate data does not see
+ * it. */
 static struct ibv_cq *create_extended(cqn_cq *self, const cq_args *a)
 {
     struct ibv_cq_init_attr_ex attr = {
@@ -255,8 +256,7 @@ CQN_RARE static PyObject *cq_new(PyTypeObject *type, PyObject *args, PyObject *k
         used[n++] = CQN_OBJ(a.parent_domain);
     }
     if ((a.parent_domain != NULL || a.create_flags != 0) && !a.extended) {
-        a.extended =
-            true; /* only an extended CQ can have these; it gets the fields of a plain one */
+        a.extended = true; /* with the fields of a CQ that is not extended */
         a.wc_flags = IBV_WC_STANDARD_FLAGS;
     }
     cqn_cq *self = cqn_new(type, &cq_kind, used, n);
@@ -277,9 +277,9 @@ CQN_RARE static PyObject *cq_new(PyTypeObject *type, PyObject *args, PyObject *k
     return (PyObject *)self;
 }
 
-/* ---- arming, and acknowledging ---- */
+/* ---- arming and acknowledging ---- */
 
-/* The argument of the methods that arm: 1, 0, or -1 with an exception. */
+/* Converts the argument of the arming methods. Returns 1, 0, or -1 with an exception. */
 static int parse_solicited_only(cqn_cq *self, const char *function, PyObject *const *args,
                                 Py_ssize_t nargs, PyObject *kwnames)
 {
@@ -313,8 +313,8 @@ static PyObject *cq_req_notify(PyObject *op, PyObject *const *args, Py_ssize_t n
     Py_RETURN_NONE;
 }
 
-/* An armed CQ stays armed until its event was read, so it need not be armed again. But after
- * arming, and before sleeping, it must be polled. Returns 1, 0, or -1 with an exception. */
+/* A CQ stays armed until its event is read, and is not armed twice. It must be polled after it was
+ * armed and before the caller sleeps. Returns 1, 0, or -1 with an exception. */
 static int arm_if_empty(cqn_cq *self, bool solicited_only)
 {
     cqn_object *deferred = NULL;
@@ -343,7 +343,7 @@ static PyObject *cq_arm_if_empty(PyObject *op, PyObject *const *args, Py_ssize_t
     return safe < 0 ? NULL : PyBool_FromLong(safe);
 }
 
-/* Refuses more than were counted: ibv_destroy_cq() would wait for ever. */
+/* Refuses more events than were counted: ibv_destroy_cq() would wait forever. */
 static PyObject *cq_ack(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     CQN_HALF_LOCKED(op);
@@ -368,11 +368,11 @@ static PyObject *cq_ack(PyObject *op, PyObject *const *args, Py_ssize_t nargs, P
     Py_RETURN_NONE;
 }
 
-/* ---- changing it ---- */
+/* ---- modification ---- */
 
-/* Not every device keeps a CQ armed while it resizes it, and a thread may be waiting for its event.
- * A completion from before the CQ is armed anew has raised no event there: then the channel gets an
- * event of our own, and also if the CQ can't be polled. An engine polls by itself. */
+/* Some devices disarm a CQ when they resize it, while a thread may wait for its event. A completion
+ * that arrived before the CQ is armed again raises no event; the core then adds its own event to
+ * the channel, and also if the CQ cannot be polled. An engine polls by itself. */
 static int arm_again(cqn_cq *self)
 {
     const cqn_armed armed = self->armed;
@@ -385,7 +385,7 @@ static int arm_again(cqn_cq *self)
     if (rc == 0) {
         rc = cqn_cq_drain(self, &deferred);
     }
-    /* Making an exception can run code that closes the CQ. */
+    /* Creating an exception can run code that closes the CQ. */
     const bool raise = (rc < 0 || self->stash_len > 0) && self->base.handle != NULL;
     if (raise && self->late++ == 0) {
         cqn_channel_add_late(self->channel, self);
@@ -420,7 +420,7 @@ CQN_RARE static PyObject *cq_resize(PyObject *op, PyObject *const *args, Py_ssiz
     return arm_again(self) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-/* Only the device remembers the moderation. */
+/* The moderation is kept only by the device. */
 CQN_RARE static PyObject *cq_modify(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
                                     PyObject *kwnames)
 {
@@ -476,7 +476,7 @@ static PyObject *cq_get_name(PyObject *op, void *Py_UNUSED(unused))
     return cqn_open(CQN_OBJ(op)) ? Py_NewRef(((cqn_cq *)op)->name) : NULL;
 }
 
-/* The flags that were asked for, and the number of the QP. */
+/* The requested flags, and the number of the QP. */
 static PyObject *cq_get_wc_flags(PyObject *op, void *Py_UNUSED(unused))
 {
     CQN_LOCKED;
@@ -488,7 +488,7 @@ static PyObject *cq_get_wc_flags(PyObject *op, void *Py_UNUSED(unused))
                     : Py_NewRef(Py_None);
 }
 
-/* As armed since its latest event, even if a wait has timed out. */
+/* The state since the latest event, even if a wait has timed out. */
 CQN_RARE static PyObject *cq_get_armed(PyObject *op, void *Py_UNUSED(unused))
 {
     static const char *const names[] = {
@@ -533,7 +533,7 @@ PyStructSequence_Desc cqn_cq_stats_desc = {
     .n_in_sequence = 6,
 };
 
-/* A closed CQ has them, too: that is when a program reports them. */
+/* Works on a closed CQ, because programs report statistics then. */
 static PyObject *cq_get_stats(PyObject *op, void *Py_UNUSED(unused))
 {
     CQN_LOCKED;

@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The methods of a CQ that poll.
+ * The polling methods of a CQ.
  *
- * They fetch completions (notify/fetch.c) and return them (notify/to_python.c). With an AsyncCQ the
- * engine does both, so that poll() and the tasks that wait share the completions; the two bulk
- * methods are refused then.
+ * They fetch completions (notify/fetch.c) and convert them (notify/to_python.c). The engine of an
+ * AsyncCQ does both, so poll() shares the completions with waiting tasks; the two bulk methods are
+ * refused.
  *
- * They hold only half of the lock (base/lock.h), unless the CQ has an AsyncCQ, or queues whose
- * queue pair is gone.
+ * They hold only half of the lock (base/lock.h), unless the CQ has an AsyncCQ or queues of a queue
+ * pair that was closed.
  */
 
 #include "verbs/verbs.h"
 
-/* Converts the arguments max_entries and, unless `spin` is NULL, spin, for an open CQ. */
+/* Converts max_entries and, unless `spin` is NULL, spin. Returns -1 with an exception if the CQ is
+ * closed or an argument is wrong. */
 static int parse_poll(cqn_cq *self, const char *function, PyObject *const *args, Py_ssize_t nargs,
                       PyObject *kwnames, uint64_t *max, int64_t *spin)
 {
@@ -29,13 +30,13 @@ static int parse_poll(cqn_cq *self, const char *function, PyObject *const *args,
                : 0;
 }
 
-/* An engine, and dropping a queue, change what is not the context's own. */
+/* An engine, or releasing a queue, changes data outside the context. */
 static inline bool needs_all(const cqn_cq *self)
 {
     return self->engine != NULL || self->orphans != NULL;
 }
 
-/* With an AsyncCQ only poll() is possible. */
+/* Returns -1 with ValueError if the CQ has an AsyncCQ: only poll() is possible then. */
 static int refuse_engine(const cqn_cq *self)
 {
     if (self->engine == NULL) {
@@ -45,8 +46,7 @@ static int refuse_engine(const cqn_cq *self)
     return -1;
 }
 
-/* The objects that the requests kept alive are dropped last: that can run code which polls this CQ.
- */
+/* The objects that requests kept alive are released last: that can run code that polls this CQ. */
 static PyObject *poll_without_engine(cqn_cq *self, uint64_t max, int64_t spin)
 {
     cqn_object *deferred = NULL;

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT */
-/* The devices of this machine: listing and opening them, their attributes, and what is needed
- * before the first one is opened. */
+/* The devices of this machine: listing them, opening them, their attributes, and preparations
+ * before the first is opened. */
 
 #include "verbs/verbs.h"
 #include <dirent.h>
 #include <endian.h>
 #include <unistd.h>
 
-/* ---- what a machine without a device lacks ---- */
+/* ---- why there is no device ---- */
 
 static const char no_device[] =
     "this machine has no RDMA device. Hardware needs its driver, and its provider of libibverbs "
@@ -15,12 +15,12 @@ static const char no_device[] =
     "rdma_rxe\" and \"rdma link add rxe0 type rxe netdev eth0\"; and where neither can be, "
     "\"cqnotify lab run -- COMMAND\" runs a program on a Linux kernel of its own that has two";
 
-/* The kernel has a device, but its class of devices for programs is empty. */
+/* The kernel has a device, and no class of devices for programs. */
 static const char no_uverbs[] =
     "the kernel has %U, but offers it to no program, as /sys/class/infiniband_verbs is empty: load "
     "the module ib_uverbs, by \"modprobe ib_uverbs\"";
 
-/* libibverbs does not list the kernel's device. */
+/* The kernel has a device that libibverbs does not list. */
 static const char no_provider[] =
     "the kernel has %U, but libibverbs has no provider for it. They are in the package "
     "ibverbs-providers (on Fedora and RHEL: libibverbs), and looked for by the files in "
@@ -29,7 +29,8 @@ static const char no_provider[] =
 
 #define CLASS "/sys/class/infiniband_verbs"
 
-/* The names in a folder of the kernel's, as a str; "" if there is no such folder. */
+/* Returns the names in a folder of the kernel as a str, "" if there is no such folder; NULL with
+ * VerbsError. */
 CQN_RARE static PyObject *names_in(cqn_state *st, const char *folder)
 {
     DIR *dir = opendir(folder);
@@ -51,8 +52,8 @@ CQN_RARE static PyObject *names_in(cqn_state *st, const char *folder)
     return names;
 }
 
-/* Says what a machine without a device lacks, and how to get it: a str. NULL with VerbsError if the
- * kernel's folders can't be read. */
+/* Returns a str that says why there is no device, and how to get one; NULL with VerbsError if the
+ * kernel's folders cannot be read. */
 CQN_RARE static PyObject *no_device_because(cqn_state *st)
 {
     PyObject *devices = names_in(st, "/sys/class/infiniband");
@@ -87,7 +88,8 @@ int cqn_load_verbs(cqn_state *st)
     return 0;
 }
 
-/* ENOSYS if the kernel has no RDMA. libibverbs also says ENOSYS if it can't read the class. */
+/* Returns ENOSYS if the kernel has no RDMA, otherwise the error of reading the class: libibverbs
+ * reports ENOSYS for both. */
 CQN_RARE static int why_no_class(void)
 {
     DIR *dir = opendir(CLASS);
@@ -97,8 +99,8 @@ CQN_RARE static int why_no_class(void)
     return dir != NULL || errno == ENOENT ? ENOSYS : errno;
 }
 
-/* The devices, for ibv_free_device_list(), and their number. NULL with an errno in `err`: ENOSYS
- * only if the kernel has no RDMA. Without the GIL, inside the library. */
+/* Returns the devices, for ibv_free_device_list(), and their number. NULL with an errno in `err`:
+ * ENOSYS only if the kernel has no RDMA. Called without the GIL, inside the library. */
 static struct ibv_device **list_devices(int *n, int *err)
 {
     *n = 0;
@@ -110,7 +112,7 @@ static struct ibv_device **list_devices(int *n, int *err)
     return list;
 }
 
-/* Raises VerbsError for another errno of list_devices(). Returns NULL. */
+/* Raises VerbsError for the other errors of list_devices(). Returns NULL. */
 static void *refuse_list(cqn_state *st, int err)
 {
     const bool descriptors = err == EMFILE || err == ENFILE;
@@ -118,9 +120,9 @@ static void *refuse_list(cqn_state *st, int err)
                            descriptors ? CQN_NEEDS_DESCRIPTORS : CLASS);
 }
 
-/* The name that the kernel has for a device now; that of libibverbs if the kernel does not say.
- * libibverbs keeps the name by which it first saw a device, but its name of the character device is
- * the kernel's. */
+/* Writes the kernel's current name of a device; the name in libibverbs if the kernel has none.
+ * libibverbs keeps the name that it read first, while its name of the character device is the
+ * kernel's. */
 static void name_now(const struct ibv_device *device, char name[IBV_SYSFS_NAME_MAX])
 {
     char path[sizeof("/sys/class/infiniband_verbs//ibdev") + IBV_SYSFS_NAME_MAX];
@@ -151,13 +153,13 @@ PyObject *cqn_list_devices(PyObject *module, PyObject *Py_UNUSED(unused))
     if (cqn_load_verbs(PyModule_GetState(module)) < 0) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS /* it asks the kernel, and loads the providers */
+    Py_BEGIN_ALLOW_THREADS /* asks the kernel, and loads the providers */
         cqn_library_enter();
         list = list_devices(&n, &err);
         cqn_library_leave();
     Py_END_ALLOW_THREADS
     if (list == NULL) {
-        /* A kernel without InfiniBand support has no device. */
+        /* A kernel without RDMA has no device. */
         return err == ENOSYS ? PyList_New(0) : refuse_list(PyModule_GetState(module), err);
     }
     PyObject *result = PyList_New(0);
@@ -174,7 +176,7 @@ PyObject *cqn_list_devices(PyObject *module, PyObject *Py_UNUSED(unused))
 
 /* ---- opening ---- */
 
-/* The names of all devices, for a message. */
+/* Returns the names of all devices as a str, for a message. */
 static PyObject *names_of(struct ibv_device **list)
 {
     PyObject *names = PyUnicode_FromString("");
@@ -186,7 +188,7 @@ static PyObject *names_of(struct ibv_device **list)
     return names;
 }
 
-/* Raises that no device has that name, and lists those there are. Returns NULL. */
+/* Raises VerbsError with the list of devices: none has that name. Returns NULL. */
 CQN_RARE static void *refuse_name(cqn_state *st, struct ibv_device **list, int err,
                                   const char *name)
 {
@@ -213,17 +215,16 @@ CQN_RARE static void *refuse_name(cqn_state *st, struct ibv_device **list, int e
 /* The result of opening a device. */
 typedef struct {
     struct ibv_device **list;  /* or NULL */
-    struct ibv_device *device; /* the one that is open, or else the first that could not be opened;
-                                  NULL: none has that name */
+    struct ibv_device *device; /* the open one, or the first that failed to open; NULL: no match */
     struct ibv_context *handle;
-    bool renamed;  /* since libibverbs first saw it, so it is not opened */
+    bool renamed;  /* since libibverbs listed it first, so not opened */
     int err;       /* of list_devices(), or of ibv_open_device() */
     int query_err; /* of ibv_query_device() */
 } opened;
 
-/* Raises why the device could not be opened, nor any other if it was not `named`. The library tries
+/* Raises VerbsError: the device, and any other if not `named`, cannot be opened. The library tries
  * several ways and reports the errno of the last, so access to the device's file is checked here.
- */
+ * Returns NULL. */
 CQN_RARE static void *refuse_open(cqn_state *st, const opened *o, bool named)
 {
     int err = o->err;
@@ -245,7 +246,7 @@ CQN_RARE static void *refuse_open(cqn_state *st, const opened *o, bool named)
     return NULL;
 }
 
-/* libibverbs would read attributes, such as P_Keys, of the device that has the old name now. */
+/* libibverbs would read attributes, such as P_Keys, from the device that now has the old name. */
 CQN_RARE static void *refuse_renamed(cqn_state *st, const struct ibv_device *device)
 {
     char now[IBV_SYSFS_NAME_MAX];
@@ -256,7 +257,8 @@ CQN_RARE static void *refuse_renamed(cqn_state *st, const struct ibv_device *dev
                            now, device->name);
 }
 
-/* Opens a device that is called `now`. The first one that can't be opened is remembered. */
+/* Opens a device whose current name is `now`. On failure keeps the first such device and its
+ * error. */
 static void try_open(opened *o, struct ibv_device *device, const char *now)
 {
     const bool renamed = strcmp(now, device->name) != 0;
@@ -270,7 +272,7 @@ static void try_open(opened *o, struct ibv_device *device, const char *now)
 }
 
 /* Opens the device of that name, or the first that can be opened, and queries its attributes.
- * Without the GIL. */
+ * Called without the GIL. */
 static opened find_and_open(const char *name, struct ibv_device_attr *attr)
 {
     int n;
@@ -326,7 +328,7 @@ int cqn_device_attr_ex(cqn_object *self, struct ibv_device_attr_ex *out)
         cqn_verbs_error(self->state, err, "ibv_query_device_ex", "");
         return -1;
     }
-    if (out->phys_port_cnt_ex == 0) { /* an older libibverbs lacks that member */
+    if (out->phys_port_cnt_ex == 0) { /* an older libibverbs lacks this member */
         out->phys_port_cnt_ex = out->orig_attr.phys_port_cnt;
     }
     return 0;
@@ -334,26 +336,26 @@ int cqn_device_attr_ex(cqn_object *self, struct ibv_device_attr_ex *out)
 
 /* ---- forks ----
  *
- * Whether a fork leaves registered memory alone. The kernel copies a page that both processes have
- * when one of them writes to it. If it copies a page that a device works with only then, the parent
- * can be the one that gets the copy, and the device goes on with a page that the parent no longer
- * sees. Newer kernels copy such pages at the fork, for the child. On others the library can keep
- * them out of children, if ibv_fork_init() is called before the first of them is registered.
+ * Whether a fork leaves registered memory intact. After a fork the kernel copies a shared page when
+ * one process writes to it. For a page that a device uses, the parent may get the copy, while the
+ * device keeps using a page that the parent no longer sees. Newer kernels copy such pages for the
+ * child at the fork. On older kernels the library can exclude the pages from children, if
+ * ibv_fork_init() is called before the first registration.
  *
  * base/object.h and base/close.c refuse the parent's objects in a forked child. */
 
 typedef enum ibv_fork_status (*fork_query)(void);
 
-/* ibv_is_fork_initialized(); NULL if the library is older than that function. */
+/* Returns ibv_is_fork_initialized(), or NULL if the library predates it. */
 static fork_query find_fork_query(void)
 {
     void *found = cqn_library_find("ibv_is_fork_initialized");
     fork_query ask;
-    memcpy(&ask, &found, sizeof(ask)); /* ISO C has no cast for it */
+    memcpy(&ask, &found, sizeof(ask)); /* ISO C has no cast for this */
     return ask;
 }
 
-/* If the library can't say, the result of our own ibv_fork_init(). */
+/* Returns the result of our own ibv_fork_init() if the library cannot say. */
 static enum ibv_fork_status fork_status(const cqn_state *st)
 {
     const fork_query ask = find_fork_query();
@@ -372,7 +374,7 @@ static int warn_of_fork(int err)
         strerror(err));
 }
 
-/* With the GIL, so that no other thread opens a device meanwhile. */
+/* Called with the GIL, so no other thread opens a device in the meantime. */
 int cqn_prepare_for_fork(cqn_state *st)
 {
     if (st->fork_prepared) {

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * DM: memory on the device, for programs.
+ * DM: memory on the device.
  *
- * The type: copying into it and out of it. Work requests use an MR of it, see mr_foreign.c.
+ * The type, and copying into and out of the memory. Work requests use an MR of it, see
+ * mr_foreign.c.
  */
 
 #include "verbs/verbs.h"
@@ -60,7 +61,7 @@ CQN_RARE static PyObject *dm_new(PyTypeObject *type, PyObject *args, PyObject *k
     return (PyObject *)self;
 }
 
-/* ---- of another process ---- */
+/* ---- memory of another process ---- */
 
 static int unimport_dm(void *handle)
 {
@@ -76,7 +77,7 @@ static const cqn_kind imported_kind = {
     .clear = cqn_clear,
 };
 
-/* The device does not report the length. */
+/* The program passes the length: the device does not report it. */
 CQN_RARE static PyObject *dm_from_handle(PyObject *cls, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
@@ -115,7 +116,7 @@ CQN_RARE static PyObject *dm_from_handle(PyObject *cls, PyObject *args, PyObject
     return (PyObject *)self;
 }
 
-/* ---- its bytes ---- */
+/* ---- contents ---- */
 
 static int check_range(const cqn_dm *self, uint64_t offset, uint64_t length)
 {
@@ -127,7 +128,7 @@ static int check_range(const cqn_dm *self, uint64_t offset, uint64_t length)
     return 0;
 }
 
-/* Without the GIL: each word is fetched over the bus. */
+/* Releases the GIL: each word is fetched over the bus. */
 CQN_RARE static PyObject *dm_read(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
                                   PyObject *kwnames)
 {

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * TD: a thread domain, whose objects one thread uses; and ParentDomain: a PD with a thread domain.
+ * TD: a thread domain, whose objects are used by one thread; and ParentDomain: a PD with a thread
+ * domain.
  *
- * A parent domain stands for its PD: objects of one work with those of the other (see
- * cqn_root_pd()). So its type derives from PD, and is accepted wherever a PD is.
+ * A parent domain stands for its PD: the objects of both work together (see cqn_root_pd()). Its
+ * type derives from PD, and is accepted in place of a PD.
  */
 
 #include "verbs/verbs.h"
@@ -89,7 +90,8 @@ static const cqn_kind parent_kind = {
     .clear = cqn_clear,
 };
 
-/* `pd` must not be a parent domain: providers would take it for a PD. */
+/* `pd` must not be a parent domain, because providers would treat it as a PD. Returns -1 with an
+ * exception. */
 static int check_parts(cqn_state *st, PyObject *pd, PyObject *td)
 {
     if (cqn_expect(pd, st->PD, "pd") < 0) {

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Flow: a rule for which packets a queue pair gets.
+ * Flow: a rule that selects packets for a queue pair.
  *
- * cqnotify/hw/_flow.py makes the bytes of the specs. They are checked here one by one, since a
- * provider would read beyond the end of a spec that is too short; specs with pointers are refused.
- * The spec of the FlowCounters is added here.
+ * cqnotify/hw/_flow.py packs the specs. This file checks each spec, because a provider would read
+ * beyond the end of a short one, refuses specs with pointers, and adds the spec of the
+ * FlowCounters.
  */
 
 #include "verbs/verbs.h"
@@ -14,7 +14,7 @@ static int destroy_flow(void *handle)
     return ibv_destroy_flow(handle);
 }
 
-/* It is closed with its queue pair. */
+/* A flow is closed with its queue pair. */
 static const cqn_kind flow_kind = {
     .name = "Flow",
     .destroy_verb = "ibv_destroy_flow",
@@ -27,12 +27,12 @@ static const cqn_kind flow_kind = {
 typedef struct {
     PyObject *qp, *counters; /* `counters` may be NULL */
     struct ibv_flow_attr attr;
-    struct ibv_flow_attr *joined; /* the attributes, with the specs behind them */
+    struct ibv_flow_attr *joined; /* the attributes, followed by the specs */
 } flow_args;
 
-enum { MAX_SPECS = UINT8_MAX - 1 }; /* besides the spec of the counters */
+enum { MAX_SPECS = UINT8_MAX - 1 }; /* without the spec of the counters */
 
-/* The size of a spec of that type; 0: no such spec. */
+/* Returns the size of a spec of this type; 0 if there is no such spec. */
 static uint16_t size_of_spec(uint32_t type)
 {
     switch (type & ~(uint32_t)IBV_FLOW_SPEC_INNER) {
@@ -54,7 +54,7 @@ static uint16_t size_of_spec(uint32_t type)
     }
 }
 
-/* Counts the specs. -1 with ValueError unless all are whole and known. */
+/* Returns the number of specs; -1 with ValueError unless all are complete and known. */
 static int check_specs(flow_args *a, Py_ssize_t length)
 {
     const char *at = (const char *)(a->joined + 1);
@@ -80,7 +80,8 @@ static int check_specs(flow_args *a, Py_ssize_t length)
     return 0;
 }
 
-/* The specs are copied before they are checked: another thread may write to the buffer. */
+/* Copies the specs before checking them: another thread may write to the buffer. Returns -1 with an
+ * exception. */
 static int parse_specs(PyObject *specs, flow_args *a)
 {
     Py_buffer view = {.buf = NULL};
@@ -114,7 +115,7 @@ static int parse_numbers(PyObject *const *in, flow_args *a)
     uint32_t type = IBV_FLOW_ATTR_NORMAL, priority = 0, flags = 0;
     uint64_t port = 1;
     const int ports =
-        CQN_OBJ(a->qp)->context->attr.phys_port_cnt; /* before a conversion can close it */
+        CQN_OBJ(a->qp)->context->attr.phys_port_cnt; /* before a conversion can close the QP */
     if ((in[0] != NULL &&
          cqn_member32(in[0], "flow_type", "a FlowAttrType such as FlowAttrType.NORMAL",
                       IBV_FLOW_ATTR_SNIFFER, &type) < 0) ||
@@ -163,7 +164,7 @@ static int parse_new_flow(cqn_state *st, PyObject *args, PyObject *kwargs, flow_
                : 0;
 }
 
-/* parse_specs() has allocated memory for it behind the others. */
+/* parse_specs() has allocated space for this spec after the others. */
 static void add_count(flow_args *a)
 {
     struct ibv_flow_spec_counter_action count = {.type = IBV_FLOW_SPEC_ACTION_COUNT,

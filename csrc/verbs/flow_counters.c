@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * FlowCounters: counters of the device, for the packets of flows.
+ * FlowCounters: counters of the device for the packets of flows.
  *
- * A flow names one, see flow.c, and is closed with it.
+ * A flow that uses an object of this type (see flow.c) is closed with it.
  */
 
 #include "verbs/verbs.h"
 
 typedef struct {
     cqn_object base;
-    uint32_t n; /* one more than the highest index that is used */
+    uint32_t n; /* the highest index in use, plus one */
 } flow_counters;
 
 static int destroy_counters(void *handle)

@@ -2,18 +2,18 @@
 /*
  * MR: a registered memory region, and access to its bytes.
  *
- * The type: MRs over memory of this process, implicit ones, the buffer protocol, reading, writing
- * and slicing. The memory, its registration and rereg() are in mr_memory.c; MRs of memory that is
- * not this process's in mr_foreign.c.
+ * The type: MRs of the process's own memory, implicit ones, the buffer protocol, reading, writing
+ * and slicing. mr_memory.c has the memory, its registration and rereg(); mr_foreign.c has MRs of
+ * other memory.
  */
 
 #include "verbs/mr.h"
 #include <unistd.h>
 
-/* ---- making ---- */
+/* ---- creation ---- */
 
-/* The address of the memory for the device, if not its own. The kernel would refuse another place
- * in the page with only EINVAL. */
+/* Sets the address that the device uses, if it differs from the memory's. The offset in the page
+ * must agree; the kernel's error would be a bare EINVAL. Returns -1 with an exception. */
 static int choose_iova(cqn_mr *self, PyObject *value)
 {
     const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
@@ -21,7 +21,7 @@ static int choose_iova(cqn_mr *self, PyObject *value)
         return 0;
     }
     if (cqn_uint(value, "iova", UINT64_MAX - self->memory.length, &self->iova) < 0 ||
-        cqn_open(self->base.uses[0]) == NULL) { /* the PD keeps the context */
+        cqn_open(self->base.uses[0]) == NULL) { /* the PD holds the context */
         return -1;
     }
     if (self->base.context->attr.vendor_id == CQN_SIW_VENDOR) { /* siw would ignore it */
@@ -38,7 +38,7 @@ static int choose_iova(cqn_mr *self, PyObject *value)
     return 0;
 }
 
-/* The buffer is pinned before the registration, which can sleep. */
+/* The buffer is pinned before the registration, which can block. */
 CQN_RARE static PyObject *mr_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
@@ -58,7 +58,7 @@ CQN_RARE static PyObject *mr_new(PyTypeObject *type, PyObject *args, PyObject *k
         return NULL;
     }
     self->access = access;
-    /* Taking the user's buffer can run Python code, which can close the PD. */
+    /* Acquiring the user's buffer can run Python code, which can close the PD. */
     if (cqn_mr_acquire_memory(self, in[1]) < 0 || choose_iova(self, in[3]) < 0 ||
         cqn_open(used) == NULL ||
         (access & IBV_ACCESS_ON_DEMAND && cqn_check_odp(used, IBV_ODP_SUPPORT) < 0) ||
@@ -69,11 +69,11 @@ CQN_RARE static PyObject *mr_new(PyTypeObject *type, PyObject *args, PyObject *k
     return (PyObject *)self;
 }
 
-/* ---- an MR of all memory, for devices that page on demand ----
+/* ---- implicit MRs: all memory, on devices with on-demand paging ----
  *
- * It has no bytes that it keeps alive. What is sent from, or received into, is an MR over a buffer
- * that goes by the keys of the implicit one: the device has nothing to register for it, but it pins
- * its buffer, and is pinned by work requests, as any other. */
+ * An implicit MR keeps no memory alive. Sends and receives use an MR of a buffer, which has the
+ * keys of the implicit one: nothing is registered for it, and it pins its buffer and is pinned by
+ * work requests like any other. */
 
 static PyObject *mr_implicit(PyObject *cls, PyObject *args, PyObject *kwargs)
 {
@@ -110,7 +110,7 @@ static int nothing_to_deregister(void *Py_UNUSED(handle))
     return 0;
 }
 
-/* It has the handle of the implicit MR, which it keeps open. */
+/* Has the handle of the implicit MR, and keeps the implicit MR open. */
 static const cqn_kind part_kind = {
     .name = "MR",
     .destroy_verb = "ibv_dereg_mr",
@@ -120,7 +120,7 @@ static const cqn_kind part_kind = {
     .clear = cqn_mr_clear,
 };
 
-/* The part uses the whole, which stays open, and has its keys. */
+/* The part uses the whole, has its keys, and keeps it open. */
 static PyObject *mr_sub_mr(PyObject *op, PyObject *buffer)
 {
     CQN_LOCKED;
@@ -140,7 +140,7 @@ static PyObject *mr_sub_mr(PyObject *op, PyObject *buffer)
     self->access = whole->access;
     self->lkey = whole->lkey;
     self->rkey = whole->rkey;
-    /* Taking the user's buffer can run Python code, which can close the whole. */
+    /* Acquiring the user's buffer can run Python code, which can close the whole. */
     if (cqn_mr_acquire_memory(self, buffer) < 0 || cqn_open(&whole->base) == NULL) {
         Py_DECREF(self);
         return NULL;
@@ -150,9 +150,9 @@ static PyObject *mr_sub_mr(PyObject *op, PyObject *buffer)
     return (PyObject *)self;
 }
 
-/* ---- its bytes ---- */
+/* ---- contents ---- */
 
-/* As cqn_open(); an implicit MR has no bytes to slice. */
+/* Like cqn_open(); an implicit MR is refused, because it has no bytes to slice. */
 static bool open_whole(cqn_mr *self)
 {
     if (cqn_open(&self->base) == NULL) {
@@ -166,7 +166,7 @@ static bool open_whole(cqn_mr *self)
     return true;
 }
 
-/* The same, and its bytes must be in this process. */
+/* Like the previous one; the bytes must be in this process. */
 static bool open_bytes(cqn_mr *self)
 {
     if (!open_whole(self)) {
@@ -179,7 +179,7 @@ static bool open_bytes(cqn_mr *self)
     return true;
 }
 
-/* Each memoryview keeps the memory, even when the MR is closed: cqn_mr_release_memory() waits for
+/* Each memoryview keeps the memory, even after the MR is closed: cqn_mr_release_memory() waits for
  * the last. */
 static int mr_getbuffer(PyObject *op, Py_buffer *view, int flags)
 {
@@ -206,7 +206,7 @@ static void mr_releasebuffer(PyObject *op, Py_buffer *Py_UNUSED(view))
     cqn_mr_release_memory(self);
 }
 
-/* Converts a number of bytes; check_range() checks its range. */
+/* Converts a number of bytes; check_range() checks it. Returns -1 with an exception. */
 static int size_from(PyObject *value, const char *name, Py_ssize_t *out)
 {
     if (!PyIndex_Check(value)) {
@@ -214,11 +214,11 @@ static int size_from(PyObject *value, const char *name, Py_ssize_t *out)
                      Py_TYPE(value)->tp_name);
         return -1;
     }
-    *out = PyNumber_AsSsize_t(value, NULL); /* clamped: far out is out, too */
+    *out = PyNumber_AsSsize_t(value, NULL); /* clamped: still out of range */
     return *out == -1 && PyErr_Occurred() ? -1 : 0;
 }
 
-/* -1 with IndexError unless the range is within the region. */
+/* Returns -1 with IndexError unless the range lies within the region. */
 static int check_range(const cqn_mr *self, Py_ssize_t offset, Py_ssize_t length)
 {
     Py_ssize_t size = (Py_ssize_t)self->memory.length;
@@ -230,8 +230,8 @@ static int check_range(const cqn_mr *self, Py_ssize_t offset, Py_ssize_t length)
     return 0;
 }
 
-/* The bytes are copied under the GIL, so write() of another thread does not change them meanwhile.
- * The device may. */
+/* Copies the bytes under the GIL, so no write() of another thread changes them in between; the
+ * device can. */
 static PyObject *mr_read(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     CQN_LOCKED;
@@ -259,7 +259,7 @@ static PyObject *mr_read(PyObject *op, PyObject *const *args, Py_ssize_t nargs, 
     return PyBytes_FromStringAndSize((char *)self->memory.addr + offset, length);
 }
 
-/* The buffer of the data is held while it is copied. It may be this MR's own. */
+/* The buffer of the data, possibly of this MR itself, is held while it is copied. */
 static PyObject *mr_write(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     CQN_LOCKED;
@@ -295,8 +295,8 @@ static Py_ssize_t mr_length(PyObject *op)
     return open_whole(self) ? (Py_ssize_t)self->memory.length : -1;
 }
 
-/* An end of a slice: counted from the end if negative, but never clamped. A send that is silently
- * shorter than the slice would be a trap. */
+/* Converts one end of a slice. A negative index counts from the end; an index is never clamped,
+ * because a send shorter than the slice would go unnoticed. */
 static int slice_end(PyObject *value, Py_ssize_t fallback, Py_ssize_t length, Py_ssize_t *out)
 {
     if (value == Py_None) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What the files of the MR share. */
+/* Shared by the files of MR. */
 #ifndef CQN_MR_H
 #define CQN_MR_H
 
@@ -7,33 +7,34 @@
 
 /* mr_memory.c */
 
-/* Access that needs writable memory. */
+/* Access flags that need writable memory. */
 #define CQN_WRITING (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC)
 
-/* Converts and checks the argument `access`; NULL is LOCAL_WRITE. -1 with an exception. */
+/* Converts and checks the argument `access`; NULL is LOCAL_WRITE. Returns -1 with an exception. */
 int cqn_mr_access(PyObject *value, unsigned int *access);
 
-/* -1 with VerbsError if the device can't page on demand as `needed`, bits of IBV_ODP_SUPPORT*. */
+/* Returns -1 with VerbsError unless the device supports on-demand paging with the bits `needed`,
+ * some of IBV_ODP_SUPPORT*. */
 int cqn_check_odp(cqn_object *pd, uint64_t needed);
 
-/* Refuses a buffer that has references to objects instead of bytes: -1 with TypeError. */
+/* Returns -1 with TypeError if the buffer contains references to objects. */
 int cqn_refuse_objects(PyObject *buffer, const char *name);
 
-/* Takes the user's buffer for a new MR, or maps memory if `buffer` is a length. -1 with an
- * exception. Can run any code. */
+/* Acquires the user's buffer for a new MR, or maps memory if `buffer` is a length. Returns -1 with
+ * an exception. Can run arbitrary code. */
 int cqn_mr_acquire_memory(cqn_mr *mr, PyObject *buffer);
 
-/* Registers the memory, and adopts the handle. Returns the MR, or NULL with an exception. */
+/* Registers the memory and adopts the handle. Returns the MR; NULL with an exception. */
 PyObject *cqn_mr_register(cqn_mr *mr, cqn_object *pd);
 
-/* Gives an MR its handle and keys. Returns the MR. */
+/* Sets the handle and the keys of an MR. Returns the MR. */
 PyObject *cqn_mr_adopt(cqn_mr *self, struct ibv_mr *mr);
 
-/* Common to all kinds of MR. */
+/* Shared by all kinds of MR. */
 void cqn_mr_after_destroy(cqn_object *mr);
 int cqn_mr_clear(PyObject *mr);
 
-/* Releases the memory if neither the device nor a memoryview uses it any more. */
+/* Releases the memory unless the device or a memoryview still uses it. */
 void cqn_mr_release_memory(cqn_mr *mr);
 
 PyObject *cqn_mr_rereg(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);

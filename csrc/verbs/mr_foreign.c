@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * MRs whose bytes are not in this process's memory: on the device, in a dma-buf, in another
- * process, or nowhere.
+ * MRs of memory outside this process: on the device, in a dma-buf, in another process, or none.
  *
- * Work requests use slices of them like those of any other MR. There is no buffer to pin: the
- * kernel keeps a dma-buf, and a DM stays open while its MRs are.
+ * Work requests use slices of them like slices of any other MR. They pin no buffer: the kernel
+ * keeps a dma-buf, and a DM stays open while it has MRs.
  */
 
 #include "verbs/mr.h"
@@ -13,7 +12,8 @@ static const unsigned int DMABUF_ACCESS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_RE
                                           IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC |
                                           IBV_ACCESS_RELAXED_ORDERING;
 
-/* A new MR without an address in this process, and with one for the device. */
+/* Returns a new MR that has an address for the device and none in this process; NULL with an
+ * exception. */
 static cqn_mr *new_mr(PyTypeObject *type, const cqn_kind *kind, cqn_object *const *used, size_t n,
                       uint64_t iova, uint64_t length, unsigned int access)
 {
@@ -26,7 +26,8 @@ static cqn_mr *new_mr(PyTypeObject *type, const cqn_kind *kind, cqn_object *cons
     return self;
 }
 
-/* Gives the MR its handle. If `mr` is NULL, drops the MR; an exception is set. */
+/* Sets the handle of the MR, and returns the MR. If `mr` is NULL, releases the MR; an exception is
+ * set. */
 static PyObject *finish(cqn_mr *self, struct ibv_mr *mr)
 {
     if (mr == NULL) {
@@ -38,7 +39,8 @@ static PyObject *finish(cqn_mr *self, struct ibv_mr *mr)
 
 /* ---- device memory ---- */
 
-/* A part of a DM: from `offset`, and to its end if no length was given. */
+/* Converts a range of a DM: from `offset`, to the end unless a length is given. Returns -1 with an
+ * exception. */
 static int parse_part(const cqn_dm *dm, PyObject *length_value, PyObject *offset_value,
                       uint64_t *offset, uint64_t *length)
 {
@@ -52,7 +54,7 @@ static int parse_part(const cqn_dm *dm, PyObject *length_value, PyObject *offset
                : cqn_range(length_value, "length", 1, dm->length - *offset, length);
 }
 
-/* Such an MR is always zero-based, and the verb needs that flag. */
+/* Such an MR is always zero-based; the verb requires the flag. */
 CQN_RARE PyObject *cqn_mr_from_dm(PyObject *cls, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
@@ -133,7 +135,7 @@ CQN_RARE PyObject *cqn_mr_from_dmabuf(PyObject *cls, PyObject *args, PyObject *k
                             "REMOTE_READ, REMOTE_ATOMIC and RELAXED_ORDERING",
                             access);
     }
-    const int fd = PyObject_AsFileDescriptor(file); /* can run any code */
+    const int fd = PyObject_AsFileDescriptor(file); /* can run arbitrary code */
     if (fd < 0 || cqn_open(CQN_OBJ(pd)) == NULL) {
         return NULL;
     }
@@ -156,7 +158,7 @@ CQN_RARE PyObject *cqn_mr_from_dmabuf(PyObject *cls, PyObject *args, PyObject *k
     return finish(self, mr);
 }
 
-/* ---- nothing ---- */
+/* ---- null MRs ---- */
 
 PyObject *cqn_mr_null(PyObject *cls, PyObject *pd)
 {
@@ -181,7 +183,7 @@ PyObject *cqn_mr_null(PyObject *cls, PyObject *pd)
     return finish(self, mr);
 }
 
-/* ---- of another process ---- */
+/* ---- MRs of another process ---- */
 
 static int unimport_mr(void *handle)
 {
@@ -189,7 +191,7 @@ static int unimport_mr(void *handle)
     return 0;
 }
 
-/* The registration belongs to the other process: this one only forgets it. */
+/* The other process owns the registration; closing only releases the import. */
 static const cqn_kind imported_kind = {
     .name = "MR",
     .destroy_verb = "ibv_unimport_mr",

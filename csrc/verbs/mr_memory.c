@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The memory of an MR: acquiring it, registering it, and registering it anew.
+ * The memory of an MR: acquiring it, registering it, and registering it again.
  *
- * An MR owns the view of the user's buffer, or pages of its own, until the device and the last
- * memoryview of it have released them. This file is below mr.c and mr_foreign.c, which make the
- * kinds of MR.
+ * An MR owns the view of the user's buffer, or its own pages, until the device and the last
+ * memoryview have released them. This file is below mr.c and mr_foreign.c, which create the kinds
+ * of MR.
  */
 
 #include "verbs/mr.h"
@@ -25,8 +25,8 @@ static void release_memory(cqn_memory *memory)
     }
 }
 
-/* The memory is released when both the registration and the last memoryview are gone. `registered`
- * says more than `handle`: while another thread is inside ibv_dereg_mr() the device may still use
+/* The memory is released once the registration and the last memoryview are gone. `registered` is
+ * tested instead of `handle`: while another thread is in ibv_dereg_mr(), the device may still use
  * the memory. */
 void cqn_mr_release_memory(cqn_mr *self)
 {
@@ -62,8 +62,8 @@ const cqn_kind cqn_mr_kind = {
     .clear = cqn_mr_clear,
 };
 
-/* Pages of its own are mapped, not allocated: they begin at a page boundary, and can be returned to
- * the system at once. */
+/* The MR's own pages are mapped, not allocated: they begin at a page boundary and can be returned
+ * to the system at once. Returns -1 with an exception. */
 static int map_own(cqn_memory *self, uint64_t length)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
@@ -89,7 +89,8 @@ static const unsigned int USUAL = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRI
                                   IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC |
                                   IBV_ACCESS_MW_BIND;
 
-/* Whether a format of PEP 3118 has a reference to an object; names of fields are between colons. */
+/* Whether a format of PEP 3118 contains a reference to an object; colons enclose names of
+ * fields. */
 CQN_RARE static bool has_references(const char *format)
 {
     bool in_name = false;
@@ -102,8 +103,8 @@ CQN_RARE static bool has_references(const char *format)
     return false;
 }
 
-/* The buffer of a numpy array with dates has no format, but its dtype says whether it has objects.
- */
+/* The buffer of a numpy array of dates has no format; its dtype says whether it contains objects.
+ * Returns 1, 0, or -1 with an exception. */
 CQN_RARE static int has_objects_by_type(PyObject *buffer)
 {
     PyObject *dtype = PyObject_GetAttrString(buffer, "dtype");
@@ -130,7 +131,7 @@ CQN_RARE int cqn_refuse_objects(PyObject *buffer, const char *name)
         PyBuffer_Release(&view);
     }
     else if (PyErr_ExceptionMatches(
-                 PyExc_Exception)) { /* the error of its simple buffer is raised later */
+                 PyExc_Exception)) { /* the simple buffer raises its error later */
         PyErr_Clear();
         rc = has_objects_by_type(buffer);
     }
@@ -148,7 +149,7 @@ CQN_RARE int cqn_refuse_objects(PyObject *buffer, const char *name)
     return rc;
 }
 
-/* The view keeps a bytearray from being resized, and an mmap from being closed. */
+/* The view prevents resizing a bytearray and closing an mmap. Returns -1 with an exception. */
 static int pin_buffer(cqn_memory *self, PyObject *buffer, unsigned int access)
 {
     if (PyObject_CheckBuffer(buffer) && cqn_refuse_objects(buffer, "buffer") < 0) {
@@ -200,9 +201,9 @@ int cqn_mr_acquire_memory(cqn_mr *self, PyObject *buffer)
     return 0;
 }
 
-/* The kernel can't pin the memory: it can't write to it, or there is no page to pin. Before
- * Linux 6.2 it pins for writing whatever the access, which it can force only on a private mapping.
- */
+/* Explains why the kernel cannot pin the memory: it is not writable, or has no page. Before Linux
+ * 6.2 the kernel pins for writing whatever the access, and can force that only on a private
+ * mapping. */
 static const char *unpinnable_hint(const cqn_memory *memory)
 {
     if (memory->view.obj != NULL && memory->view.readonly) {
@@ -215,7 +216,7 @@ static const char *unpinnable_hint(const cqn_memory *memory)
            "else map it with MAP_PRIVATE";
 }
 
-/* The errno rarely says what to do: the most common reason is the limit on locked memory. */
+/* The errno rarely helps; the most common cause is the limit on locked memory. Returns NULL. */
 static void *refuse_memory(cqn_state *st, int err, const char *verb, const cqn_memory *memory,
                            unsigned int access, const char *end)
 {
@@ -246,7 +247,7 @@ PyObject *cqn_mr_adopt(cqn_mr *self, struct ibv_mr *mr)
     return (PyObject *)self;
 }
 
-/* The kernel pins all pages, which can take long: without the GIL. */
+/* Releases the GIL: the kernel pins all pages, which can take long. */
 PyObject *cqn_mr_register(cqn_mr *self, cqn_object *pd)
 {
     struct ibv_pd *handle = pd->handle;
@@ -263,7 +264,7 @@ PyObject *cqn_mr_register(cqn_mr *self, cqn_object *pd)
                       : cqn_mr_adopt(self, mr);
 }
 
-/* Refuses what the kernel would refuse with only EINVAL. */
+/* Also refuses the combinations for which the kernel's error would be a bare EINVAL. */
 int cqn_mr_access(PyObject *value, unsigned int *access)
 {
     *access = IBV_ACCESS_LOCAL_WRITE;
@@ -305,14 +306,15 @@ int cqn_check_odp(cqn_object *pd, uint64_t needed)
     return 0;
 }
 
-/* ---- registering it anew: with other memory, another PD or other access ----
+/* ---- rereg(): other memory, another PD or other access ----
  *
- * The MR stays the same object, and may get other keys. What was made of it before (SGEs, work
- * requests that are kept) has the old ones, so each change is counted, and posts compare.
+ * The MR remains the same object, and may get other keys. Objects derived from it before, such as
+ * SGEs and kept work requests, have the old keys; each change is counted, and posting compares the
+ * count.
  *
- * While the kernel is at it, which is without the GIL, no work request may be posted with the MR:
- * it counts as being closed. Both its old and its new memory stay pinned until it is known which
- * of them the device uses. */
+ * The kernel works without the GIL. During that time no work request may be posted with the MR,
+ * which counts as being closed, and both the old and the new memory stay pinned until it is known
+ * which of them the device uses. */
 
 typedef struct {
     PyObject *buffer, *pd; /* borrowed; NULL: unchanged */
@@ -350,7 +352,7 @@ static int parse_change(cqn_mr *self, PyObject *const *in, change *c)
     return 0;
 }
 
-/* 0 if the MR can be changed now; -1 with an exception. */
+/* Returns 0 if the MR can be changed now; -1 with an exception. */
 static int check_change(cqn_mr *self, const change *c)
 {
     cqn_state *st = self->base.state;
@@ -387,7 +389,8 @@ static int check_change(cqn_mr *self, const change *c)
     return 0;
 }
 
-/* Changes the MR as the device has changed it. The old memory ends up in `c`. Can run any code. */
+/* Updates the MR after the device has changed it, and moves the old memory to `c`. Can run
+ * arbitrary code. */
 static void become(cqn_mr *self, change *c)
 {
     cqn_object *deferred = NULL;
@@ -409,7 +412,7 @@ static void become(cqn_mr *self, change *c)
 
 typedef enum { IS_NEW, IS_NEW_BUT, IS_OLD, IS_LOST, IS_STUCK } outcome;
 
-/* The outcome of a call, by enum ibv_rereg_mr_err_code. A device that lacks the verb has done
+/* The outcome of a call, from enum ibv_rereg_mr_err_code. A device without the verb has done
  * nothing. */
 static outcome outcome_of(int result, int err)
 {
@@ -430,8 +433,8 @@ static const char *const ends[] = {
         ". Nothing is known of the MR any more, and it can't be closed now: close it later",
 };
 
-/* Closes an MR whose state is not known. If that fails, the device may use either memory, so both
- * stay pinned: the old until a later close() succeeds, the new for good. */
+/* Closes an MR whose state is unknown. If that fails, the device may use either memory, and both
+ * stay pinned: the old until a later close() succeeds, the new forever. */
 static outcome give_up(cqn_mr *self, change *c)
 {
     if (cqn_close(&self->base, false) == 0) {
@@ -463,7 +466,7 @@ static PyObject *carry_out(cqn_mr *self, change *c)
     }
     self->base.closing--;
     outcome out = outcome_of(result, err);
-    /* If nothing has changed, what was made before is valid again. */
+    /* If nothing changed, objects derived before are valid again. */
     self->base.changes += out == IS_OLD ? UINT32_MAX : 1;
     if (out <= IS_NEW_BUT) {
         become(self, c);
@@ -477,7 +480,7 @@ static PyObject *carry_out(cqn_mr *self, change *c)
     return NULL;
 }
 
-/* The new buffer is pinned before the call, which can sleep; the old one is released after it. */
+/* The new buffer is pinned before the call, which can block; the old one is released after it. */
 CQN_RARE PyObject *cqn_mr_rereg(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
                                 PyObject *kwnames)
 {
@@ -491,13 +494,14 @@ CQN_RARE PyObject *cqn_mr_rereg(PyObject *op, PyObject *const *args, Py_ssize_t 
         parse_change(self, in, &c) < 0 || check_change(self, &c) < 0) {
         return NULL;
     }
-    /* A device that can't page would fail in a way that leaves the state of the MR unknown. */
+    /* On a device without on-demand paging the call would fail and leave the state of the MR
+     * unknown. */
     if (c.access & ~self->access & IBV_ACCESS_ON_DEMAND &&
         cqn_check_odp(&self->base, IBV_ODP_SUPPORT) < 0) {
         return NULL;
     }
-    /* The check, and pinning the user's buffer, can run Python code, so everything is checked once
-     * more. */
+    /* The check, and pinning the user's buffer, can run Python code, so everything is checked
+     * again. */
     if ((c.buffer == NULL || acquire_memory(&c.memory, c.buffer, c.access) == 0) &&
         check_change(self, &c) == 0) {
         result = carry_out(self, &c);

@@ -2,8 +2,8 @@
 /*
  * MW: a memory window, a second key to a part of an MR.
  *
- * Only the type. A work request binds the window to its MR; another one, or the peer, invalidates
- * the key: work/mw_state.c notes what they do.
+ * Only the type. A work request binds the window to an MR; another one, or the peer, invalidates
+ * the key. work/mw_state.c tracks both.
  */
 
 #include "verbs/verbs.h"
@@ -27,7 +27,7 @@ static const cqn_kind mw_kind = {
     .clear = cqn_clear,
 };
 
-/* One of the two types of the verbs. */
+/* Converts one of the two types of the verbs. Returns -1 with an exception. */
 static int parse_mw_type(PyObject *value, enum ibv_mw_type *out)
 {
     uint32_t type = IBV_MW_TYPE_1;
@@ -43,7 +43,7 @@ static int parse_mw_type(PyObject *value, enum ibv_mw_type *out)
     return 0;
 }
 
-/* A new window is not bound: its key gives no access. */
+/* A new window is unbound: its key gives no access. */
 CQN_RARE static PyObject *mw_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;

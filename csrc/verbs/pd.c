@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* PD: a protection domain, to which memory, windows, addresses and queues belong. */
+/* PD: a protection domain, the owner of memory regions, windows, address handles and queues. */
 
 #include "verbs/verbs.h"
 
@@ -58,7 +58,7 @@ static PyObject *pd_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return cqn_new_of_context(type, args, kwargs, &pd_kind, &alloc);
 }
 
-/* ---- of another process ---- */
+/* ---- a PD of another process ---- */
 
 static int unimport_pd(void *handle)
 {
@@ -66,7 +66,7 @@ static int unimport_pd(void *handle)
     return 0;
 }
 
-/* The domain belongs to the other process: this one only forgets it. */
+/* The other process owns the domain; closing only releases the import. */
 static const cqn_kind imported_kind = {
     .name = "PD",
     .destroy_verb = "ibv_unimport_pd",
@@ -116,8 +116,8 @@ CQN_RARE static PyObject *pd_from_handle(PyObject *cls, PyObject *args, PyObject
 
 /* ---- advice ---- */
 
-/* Without the GIL, since the kernel may have to read pages from a disk. The MRs stay open
- * meanwhile. */
+/* Releases the GIL, because the kernel may read pages from a disk. The MRs stay open during the
+ * call. */
 static PyObject *give_advice(cqn_object *self, uint32_t advice, uint32_t flags, cqn_sg *sg)
 {
     struct ibv_pd *handle = self->handle;

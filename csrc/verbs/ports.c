@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/*
- * The tables of a device's ports: P_Keys and GIDs, for queries, and for the errors that name them.
- */
+/* The tables of a device's ports: P_Keys and GIDs, for queries and for error messages. */
 
 #include "verbs/context.h"
 #include <sys/ioctl.h>
@@ -24,7 +22,7 @@ int cqn_context_pkey_entries(cqn_context *self, uint8_t port, uint64_t *out)
     return 0;
 }
 
-/* How many entries the GID tables of all ports can have. Negative with an exception. */
+/* Returns the capacity of the GID tables of all ports; -1 with an exception. */
 static Py_ssize_t gid_entries(cqn_context *self, struct ibv_context *handle)
 {
     Py_ssize_t total = 0;
@@ -44,9 +42,9 @@ static Py_ssize_t gid_entries(cqn_context *self, struct ibv_context *handle)
     return total;
 }
 
-/* Asks for the name of a network device, which can change at any time. if_indextoname(3) makes a
- * socket for each question, which takes longer than the rest of query_gid(): so a context keeps
- * one, opened when it is first needed. */
+/* Queries the name of a network device, which can change at any time. if_indextoname(3) creates a
+ * socket for each query, which takes longer than the rest of query_gid(), so a context keeps
+ * one. */
 static void query_netdev(cqn_netdev *self, uint32_t ifindex, char name[IFNAMSIZ])
 {
     struct ifreq request = {.ifr_ifindex = (int)ifindex};
@@ -134,7 +132,7 @@ CQN_RARE PyObject *cqn_gid_table(cqn_context *self)
     return list;
 }
 
-/* The indices of one port, from the list of all GIDs. */
+/* Returns the indices of one port, from the list of all GIDs, as a str. */
 static PyObject *indices_of(PyObject *list, uint8_t port)
 {
     PyObject *text = PyUnicode_FromString("");

@@ -2,28 +2,28 @@
 /*
  * QP: a queue pair.
  *
- * The type, its end, query(), probes and ECE. The arguments of QP() are in qp_create.c, those of
- * modify() in qp_modify.c, and multicast groups in qp_mcast.c. Posting is in work/post_send.c and
- * work/post_recv.c; work/wr_queue.c has the WR queues: what is in flight, which a queue pair owns
- * for its two queues.
+ * The type, its destruction, query(), probes and ECE. qp_create.c has the arguments of QP(),
+ * qp_modify.c modify(), qp_mcast.c the multicast groups. Posting is in work/post_send.c and
+ * work/post_recv.c. A queue pair owns two WR queues (work/wr_queue.c) with its requests in
+ * flight.
  */
 
 #include "verbs/qp.h"
 #include <sys/random.h>
 
-/* ---- what is still sent ---- */
+/* ---- retransmissions ---- */
 
-/* rxe destroys a QP when all its packets have left, and until then it sends again what is not
- * acknowledged. Packets for a neighbour that does not answer are held for up to 3 s, so some are
- * always left. After 50 s rxe frees the QP nevertheless, and the kernel crashes. In RESET nothing
- * is sent. */
+/* Whether the queue pair may still send packets again. rxe destroys a QP only when all its packets
+ * have left, and retransmits unacknowledged ones until then. It holds packets for an unresponsive
+ * neighbour for up to 3 s, so some always remain; after 50 s it frees the QP anyway, and the kernel
+ * crashes. A QP in RESET sends nothing. */
 static bool sends_again(const cqn_qp *self)
 {
     bool sends = self->state == IBV_QPS_RTS || self->state == IBV_QPS_SQD;
     return self->type == IBV_QPT_RC && sends && self->sq->len > 0;
 }
 
-/* Without the GIL. A failure changes nothing. */
+/* Called without the GIL. Returns an errno; a failure has no effect. */
 static int stop_sending(struct ibv_qp *qp)
 {
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RESET};
@@ -36,7 +36,7 @@ static void qp_before_destroy(cqn_object *op)
     self->must_stop = sends_again(self);
 }
 
-/* Without the GIL, by the thread that destroys it. */
+/* Called without the GIL, by the thread that closes the QP. Returns an errno. */
 static int destroy_qp(void *handle)
 {
     struct ibv_qp *qp = handle;
@@ -45,7 +45,8 @@ static int destroy_qp(void *handle)
     return cqn_qp_destroy_in_groups(qp);
 }
 
-/* The next queue pair that must be stopped, from `op` on; a new reference. */
+/* Returns a new reference to the next queue pair to stop, starting at `op`; NULL if there is
+ * none. */
 static cqn_qp *next_that_sends_again(cqn_object *op)
 {
     for (; op != NULL; op = op->next) {
@@ -58,7 +59,7 @@ static cqn_qp *next_that_sends_again(cqn_object *op)
     return NULL;
 }
 
-/* The state is set before the GIL is released, so that no thread posts to a queue pair in RESET. */
+/* The state is set before the GIL is released, so no thread posts to a queue pair in RESET. */
 static void reset_before_all_close(cqn_qp *self)
 {
     struct ibv_qp *qp = self->base.handle;
@@ -80,15 +81,15 @@ void cqn_qps_stop_sending(cqn_context *ctx)
     cqn_object *first = ctx->first[CQN_RANK_QP];
     for (cqn_qp *self = next_that_sends_again(first), *next; self != NULL; self = next) {
         reset_before_all_close(self);
-        const cqn_object *op = CQN_OBJ(self); /* others may have closed it meanwhile */
+        const cqn_object *op = CQN_OBJ(self); /* other threads may have closed it */
         next = next_that_sends_again(op->listed ? op->next : ctx->first[CQN_RANK_QP]);
         Py_DECREF(self);
     }
 }
 
-/* ---- its end ---- */
+/* ---- destruction ---- */
 
-/* Unless the queue is drained, its CQ inherits the WR queues, for what may still complete. */
+/* The CQ inherits the WR queue unless it is drained, because completions may still arrive. */
 static void drop_queue(const cqn_qp *self, cqn_wr_queue *q, cqn_cq *cq, bool is_drained,
                        cqn_object **deferred)
 {
@@ -116,7 +117,7 @@ static void qp_after_destroy(cqn_object *op)
 {
     cqn_qp *self = (cqn_qp *)op;
     cqn_object *deferred = NULL;
-    /* If the device can't be polled, code can run that closes all objects that this one used. */
+    /* If the device cannot be polled, code can run that closes all objects used by this one. */
     cqn_context *ctx = (cqn_context *)Py_NewRef((PyObject *)op->uses[0]->context);
     const cqn_drained known = cqn_qp_drain(self, &deferred);
     cqn_async_forget(ctx, op);
@@ -128,7 +129,7 @@ static void qp_after_destroy(cqn_object *op)
     self->groups_len = 0;
 }
 
-/* It stays open; if it was reset, its requests are lost. */
+/* The queue pair stays open. If it was reset, its requests are lost. */
 static void qp_destroy_failed(cqn_object *op)
 {
     cqn_qp *self = (cqn_qp *)op;
@@ -140,7 +141,7 @@ static void qp_destroy_failed(cqn_object *op)
     }
 }
 
-/* Engines are notified of a close when the queue pair has left all lists, and before its callbacks
+/* Engines are notified of a close after the queue pair has left all lists and before its callbacks
  * run. */
 static void qp_notify_engines(cqn_object *op, PyObject **interrupt)
 {
@@ -171,7 +172,7 @@ static const cqn_kind qp_kind = {
     .clear = qp_clear,
 };
 
-/* ---- making ---- */
+/* ---- creation ---- */
 
 static PyObject *qp_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
@@ -236,12 +237,12 @@ static PyObject *qp_query(PyObject *op, PyObject *Py_UNUSED(unused))
 
 /* ---- probes ----
  *
- * A probe asks whether the peer still lives, while nothing is sent: an RDMA write of no bytes,
- * whose completion no program sees. When to probe, and what follows from silence, is decided in
- * Python, in cqnotify/cm/_keepalive.py. */
+ * A probe tests whether an idle peer is alive: an RDMA write of zero bytes, whose completion is
+ * hidden from the program. cqnotify/cm/_keepalive.py decides when to probe and when a silent peer
+ * has failed. */
 
-/* Fetches all completions of the CQ, and wakes their tasks. Runs Python code. -1 with an exception.
- */
+/* Fetches all completions of the CQ and wakes their tasks. Runs Python code. Returns -1 with an
+ * exception. */
 static int drain_sends(const cqn_qp *self)
 {
     cqn_cq *cq = (cqn_cq *)Py_NewRef((PyObject *)self->send_cq);
@@ -278,7 +279,7 @@ static PyObject *qp_probe(PyObject *op, PyObject *Py_UNUSED(unused))
     return PyUnicode_FromString(known != NULL ? known : "posted");
 }
 
-/* ---- what vendors have agreed on beyond the standard ---- */
+/* ---- ECE: vendors' extensions of the connection ---- */
 
 static PyObject *qp_query_ece(PyObject *op, PyObject *Py_UNUSED(unused))
 {
@@ -323,7 +324,7 @@ static PyObject *qp_set_ece(PyObject *op, PyObject *const *args, Py_ssize_t narg
                : Py_NewRef(Py_None);
 }
 
-/* The library answers this itself. */
+/* The library answers without asking the kernel. */
 static PyObject *qp_query_data_in_order(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
                                         PyObject *kwnames)
 {
@@ -349,19 +350,19 @@ static PyObject *qp_query_data_in_order(PyObject *op, PyObject *const *args, Py_
 
 /* ---- attributes ---- */
 
-/* Drawn when it is first needed: rdma_cm has another one, and the system call takes time. */
+/* Drawn on first use: rdma_cm uses its own, and the system call takes time. */
 uint32_t cqn_qp_psn(cqn_qp *self)
 {
     if (self->sq_psn == 0) {
         uint32_t n = 0;
         ssize_t got = getrandom(&n, sizeof(n), GRND_NONBLOCK);
-        (void)got; /* any number is a PSN */
+        (void)got; /* any number is a valid PSN */
         self->sq_psn = n % 0xffffff + 1;
     }
     return self->sq_psn;
 }
 
-/* The closure is the offset of the pointer. Some types of queue pair lack such a part. */
+/* The closure is the offset of the pointer. Some types of queue pair lack the part. */
 static PyObject *qp_get_part(PyObject *op, void *offset)
 {
     CQN_LOCKED;
@@ -375,7 +376,7 @@ static PyObject *qp_get_part(PyObject *op, void *offset)
                                        self->qp_num, cqn_qp_type_name(self->type));
 }
 
-/* The same, or None. */
+/* Like the previous one; None if the queue pair lacks the part. */
 static PyObject *qp_get_optional(PyObject *op, void *offset)
 {
     CQN_LOCKED;
@@ -383,7 +384,7 @@ static PyObject *qp_get_optional(PyObject *op, void *offset)
     return cqn_open(CQN_OBJ(op)) ? Py_NewRef(part ? part : Py_None) : NULL;
 }
 
-/* A probe is not a work request of the program. */
+/* Returns the number of probes in flight, which are not requests of the program. */
 static Py_ssize_t probes(const cqn_qp *self)
 {
     return self->sq->probe == CQN_PROBE_POSTED;

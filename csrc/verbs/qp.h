@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
-/* What the files of the QP share. */
+/* Shared by the files of QP. */
 #ifndef CQN_QP_H
 #define CQN_QP_H
 
 #include "verbs/verbs.h"
 
-/* The state of a queue pair as the device has it, or `known` if the device does not say; and,
- * unless that is NULL, whether its send queue is still draining. Without the GIL. */
+/* Returns the device's state of the queue pair, or `known` if the query fails. Unless `draining` is
+ * NULL, sets it to whether the send queue is draining. Called without the GIL. */
 static inline enum ibv_qp_state cqn_qp_query_state(struct ibv_qp *qp, enum ibv_qp_state known,
                                                    bool *draining)
 {
@@ -21,10 +21,10 @@ static inline enum ibv_qp_state cqn_qp_query_state(struct ibv_qp *qp, enum ibv_q
 
 /* qp_create.c */
 
-/* QP(): a new queue pair of that kind. NULL with an exception. */
+/* QP(): creates a queue pair of this kind. NULL with an exception. */
 PyObject *cqn_qp_create(PyTypeObject *type, const cqn_kind *kind, PyObject *args, PyObject *kwargs);
 
-/* QP.open(): one that another process has created. NULL with an exception. */
+/* QP.open(): opens a queue pair of another process. NULL with an exception. */
 PyObject *cqn_qp_open(PyTypeObject *type, const cqn_kind *kind, PyObject *args, PyObject *kwargs);
 
 /* qp_modify.c */
@@ -32,23 +32,24 @@ PyObject *cqn_qp_modify(PyObject *self, PyObject *args, PyObject *kwargs);
 PyObject *cqn_qp_fail(PyObject *self, PyObject *unused);
 PyObject *cqn_qp_check_modify(PyObject *self, PyObject *args, PyObject *kwargs);
 
-/* Which queues of a queue pair have no completion left in their CQ. */
+/* The queues of a queue pair whose CQ has no completion of theirs. */
 typedef struct {
     bool send, recv;
 } cqn_drained;
 
-/* Moves what its CQs have to their stashes, before the queue pair is reset or closed. */
+/* Moves the completions in its CQs to their stashes, before the queue pair is reset or closed. */
 cqn_drained cqn_qp_drain(const cqn_qp *self, cqn_object **deferred);
 
-/* After a reset: keeps what the CQs still have, and the wr_ids of what may still complete. */
+/* After a reset: keeps the completions still in the CQs, and the wr_ids of requests that may yet
+ * complete. */
 void cqn_qp_forget_requests(cqn_qp *self);
 
 /* qp_transitions.c */
 
-#define CQN_EXPLAINED 512 /* bytes that any explanation fits in */
+#define CQN_EXPLAINED 512 /* the size of the longest explanation */
 
-/* Writes which attributes a transition lacks or does not take, or that there is no such transition.
- * False: it is none of these, so a value is wrong. */
+/* Explains that attributes of a transition are missing or not allowed, or that there is no such
+ * transition. Returns false if neither is the case: then a value is wrong. */
 bool cqn_qp_explain(enum ibv_qp_type type, enum ibv_qp_state from, enum ibv_qp_state to, int mask,
                     char buffer[CQN_EXPLAINED]);
 
@@ -58,8 +59,8 @@ PyObject *cqn_qp_attach_mcast(PyObject *self, PyObject *const *args, Py_ssize_t 
 PyObject *cqn_qp_detach_mcast(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                               PyObject *kwnames);
 
-/* Destroys a queue pair, which leaves its multicast groups first. Without the GIL. Returns an
- * errno. */
+/* Detaches a queue pair from its multicast groups and destroys it. Called without the GIL. Returns
+ * an errno. */
 int cqn_qp_destroy_in_groups(struct ibv_qp *qp);
 
 #endif

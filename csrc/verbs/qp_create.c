@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Making a queue pair: the arguments of QP() and QP.open(), and the handle. */
+/* Creation of a queue pair: the arguments of QP() and QP.open(), and the handle. */
 
 #include "verbs/qp.h"
 
@@ -8,12 +8,13 @@
 typedef struct {
     PyObject *pd, *send_cq, *recv_cq, *srq, *xrcd, *rwq_ind_tbl, *user_data;
     struct ibv_qp_init_attr_ex attr;
-    uint64_t ops;     /* that it must be made for, see parse_ops() */
-    uint32_t max_tso; /* bytes that the device segments */
+    uint64_t ops;     /* operations to support, see parse_ops() */
+    uint32_t max_tso; /* bytes that the device can segment */
     uint8_t rx_hash_key[UINT8_MAX];
 } qp_args;
 
-/* One of the five capacities, NULL for its default; the device has at most `max`. */
+/* Converts one of the five capacities: NULL is the default, and the device's limit is `max`.
+ * Returns -1 with an exception. */
 static int parse_capacity(PyObject *value, const char *name, uint32_t fallback, int max,
                           uint32_t *out)
 {
@@ -21,7 +22,7 @@ static int parse_capacity(PyObject *value, const char *name, uint32_t fallback, 
     return value == NULL ? 0 : cqn_u32(value, name, (uint32_t)max, out);
 }
 
-/* With an SRQ there is no receive queue. */
+/* A queue pair with an SRQ has no receive queue. */
 static int parse_capacities(const struct ibv_device_attr *limits, PyObject *const *v, bool has_srq,
                             struct ibv_qp_cap *cap)
 {
@@ -61,7 +62,7 @@ static int parse_qp_type(PyObject *value, enum ibv_qp_type *out)
     return 0;
 }
 
-/* A device may accept a type that it lacks. */
+/* Returns -1 with VerbsError if the device lacks the type: it may accept it nevertheless. */
 static int refuse_type(cqn_state *st, const struct ibv_device_attr *limits, enum ibv_qp_type type)
 {
     if ((type == IBV_QPT_XRC_SEND || type == IBV_QPT_XRC_RECV) &&
@@ -72,7 +73,7 @@ static int refuse_type(cqn_state *st, const struct ibv_device_attr *limits, enum
     return 0;
 }
 
-/* Refuses an argument that not all queue pairs take. */
+/* Returns -1 with ValueError if the argument is given: this queue pair does not take it. */
 static int refuse_given(PyObject *value, const char *name, const char *what)
 {
     if (value == NULL || value == Py_None) {
@@ -91,7 +92,7 @@ static int require(PyObject *value, const char *name, const char *what)
     return -1;
 }
 
-/* Refuses the arguments of receives, and of sends if `sends`. */
+/* Refuses the arguments for receives, and, if `sends`, those for sends. */
 static int refuse_queue(PyObject *const *cap, const qp_args *a, const char *what, bool sends)
 {
     return (sends && (refuse_given(a->send_cq, "send_cq", what) < 0 ||
@@ -106,7 +107,7 @@ static int refuse_queue(PyObject *const *cap, const qp_args *a, const char *what
                : 0;
 }
 
-/* Checks which objects go with the type. */
+/* Checks that the given objects fit the type. Returns -1 with an exception. */
 static int check_parts(const qp_args *a, PyObject *const *cap)
 {
     const enum ibv_qp_type type = a->attr.qp_type;
@@ -133,7 +134,7 @@ static int check_parts(const qp_args *a, PyObject *const *cap)
     return type == IBV_QPT_XRC_SEND ? refuse_queue(cap, a, name, false) : 0;
 }
 
-/* ---- flags, and hashing ---- */
+/* ---- flags and hashing ---- */
 
 static int parse_flags(PyObject *flags, PyObject *source_qpn, struct ibv_qp_init_attr_ex *attr)
 {
@@ -162,7 +163,7 @@ static int parse_flags(PyObject *flags, PyObject *source_qpn, struct ibv_qp_init
     return 0;
 }
 
-/* The device is queried only if TSO is wanted. */
+/* The device is queried only if TSO is requested. */
 static int parse_tso(PyObject *value, qp_args *a)
 {
     const enum ibv_qp_type type = a->attr.qp_type;
@@ -196,7 +197,7 @@ static int parse_tso(PyObject *value, qp_args *a)
     return 0;
 }
 
-/* A header is of one version of IP and of one protocol. */
+/* Refuses both versions of IP, or both protocols, in one header. Returns -1 with ValueError. */
 static int check_hash_fields(uint64_t fields)
 {
     const uint64_t v4 = IBV_RX_HASH_SRC_IPV4 | IBV_RX_HASH_DST_IPV4;
@@ -232,7 +233,8 @@ static int parse_hash_key(PyObject *value, qp_args *a)
     return fits ? 0 : -1;
 }
 
-/* `value` is a tuple of function, key and fields; the key is copied to the arguments. */
+/* Converts a tuple of function, key and fields; copies the key to the arguments. Returns -1 with an
+ * exception. */
 static int parse_hash(PyObject *value, qp_args *a)
 {
     struct ibv_rx_hash_conf *conf = &a->attr.rx_hash_conf;
@@ -262,9 +264,9 @@ static int parse_hash(PyObject *value, qp_args *a)
     return check_hash_fields(conf->rx_hash_fields_mask);
 }
 
-/* Operations of IBV_QP_EX_WITH_* that only queue pairs take which were made for them: ATOMIC_WRITE,
- * 8 bytes that the peer sees at once or not at all; and FLUSH. They have verbs of their own, see
- * work/post_send.c; such a queue pair takes all others by ibv_post_send(). */
+/* Operations of IBV_QP_EX_WITH_* that need a queue pair created for them: FLUSH, and ATOMIC_WRITE,
+ * which writes 8 bytes at once. They have their own verbs, see work/post_send.c; such a queue pair
+ * posts all others with ibv_post_send(). Returns -1 with an exception. */
 static int parse_ops(PyObject *atomic_write, PyObject *flush, qp_args *a)
 {
     const int writes = cqn_truth(atomic_write), flushes = writes < 0 ? -1 : cqn_truth(flush);
@@ -281,7 +283,8 @@ static int refuse_ops(cqn_object *pd, const char *argument, const char *flags)
     return -1;
 }
 
-/* The device may create the queue pair although it lacks an operation, and fail that later. */
+/* The device may create the queue pair although it lacks an operation, and fail the operation
+ * later. Returns -1 with an exception. */
 static int check_device_ops(cqn_object *pd, uint64_t ops)
 {
     struct ibv_device_attr_ex attr;
@@ -312,7 +315,7 @@ static int check_ops(const qp_args *a)
     return check_device_ops(CQN_OBJ(a->pd), a->ops);
 }
 
-/* The domain that it belongs to. */
+/* Returns the domain of the queue pair, borrowed. */
 static PyObject *domain_of(const qp_args *a)
 {
     return a->pd != Py_None ? a->pd : a->xrcd;
@@ -336,8 +339,7 @@ static int check_open(cqn_state *st, const qp_args *a)
                : 0;
 }
 
-/* The order matters: conversions can run code that closes objects, so these are checked after them.
- */
+/* The conversions come first: they can run code that closes the objects, which are checked last. */
 static int parse_new_qp(cqn_state *st, PyObject *args, PyObject *kwargs, qp_args *a)
 {
     /* clang-format off */
@@ -386,7 +388,7 @@ static int parse_new_qp(cqn_state *st, PyObject *args, PyObject *kwargs, qp_args
                : 0;
 }
 
-/* ---- making ---- */
+/* ---- creation ---- */
 
 static int make_queues(cqn_qp *self, enum ibv_qp_type type)
 {
@@ -395,7 +397,7 @@ static int make_queues(cqn_qp *self, enum ibv_qp_type type)
     return self->rq != NULL ? 0 : -1;
 }
 
-/* Notes an object that the queue pair uses, and returns its handle; NULL if there is none. */
+/* Records an object that the queue pair uses, and returns its handle; NULL if there is none. */
 static void *use(PyObject *value, cqn_object **used, size_t *n, void *place)
 {
     if (value == NULL || value == Py_None) {
@@ -406,8 +408,7 @@ static void *use(PyObject *value, cqn_object **used, size_t *n, void *place)
     return CQN_OBJ(value)->handle;
 }
 
-/* Fills in the objects that it uses, in `attr` and, borrowed, in `parts`. Returns how many it uses.
- */
+/* Sets the objects in use in `attr` and, borrowed, in `parts`. Returns their number. */
 static size_t collect_parts(qp_args *a, cqn_qp *parts, cqn_object **used)
 {
     struct ibv_qp_init_attr_ex *attr = &a->attr;
@@ -429,7 +430,7 @@ static size_t collect_parts(qp_args *a, cqn_qp *parts, cqn_object **used)
     return n;
 }
 
-/* A new object without a handle. */
+/* Returns a new object without a handle; NULL with an exception. */
 static cqn_qp *new_qp(PyTypeObject *type, const cqn_kind *kind, qp_args *a)
 {
     cqn_object *used[CQN_MAX_USES];
@@ -448,7 +449,7 @@ static cqn_qp *new_qp(PyTypeObject *type, const cqn_kind *kind, qp_args *a)
     self->type = a->attr.qp_type;
     self->no_recvs = a->attr.recv_cq == NULL;
     self->user_data = Py_NewRef(a->user_data);
-    self->errors_seen = 1;     /* until its state is queried */
+    self->errors_seen = 1;     /* until the state is queried */
     a->attr.qp_context = self; /* for the asynchronous events that name it */
     if (make_queues(self, self->type) < 0) {
         Py_CLEAR(self);
@@ -456,7 +457,7 @@ static cqn_qp *new_qp(PyTypeObject *type, const cqn_kind *kind, qp_args *a)
     return self;
 }
 
-/* The older verb is enough for most, on any device. Without the GIL. */
+/* Most queue pairs need only the older verb, which every device has. Called without the GIL. */
 static struct ibv_qp *create_qp(struct ibv_context *device, struct ibv_qp_init_attr_ex *attr)
 {
     return attr->comp_mask == IBV_QP_INIT_ATTR_PD
@@ -486,7 +487,7 @@ static void refuse_qp(cqn_state *st, int err, const struct ibv_qp_init_attr_ex *
                     c->max_inline_data, err != EAGAIN ? ": ask for less of one of these" : "");
 }
 
-/* The device has the operation, but its provider does not. */
+/* Raises VerbsError: the device has the operation, and its provider lacks it. */
 static void refuse_provider(cqn_object *qp, uint64_t ops)
 {
     const bool flush = ops & CQN_QP_EX_WITH_FLUSH;
@@ -544,7 +545,7 @@ CQN_RARE PyObject *cqn_qp_create(PyTypeObject *type, const cqn_kind *kind, PyObj
     return (PyObject *)self;
 }
 
-/* ---- one that another process has made ---- */
+/* ---- a queue pair of another process ---- */
 
 static int parse_open(cqn_state *st, PyObject *args, PyObject *kwargs, qp_args *a,
                       struct ibv_qp_open_attr *open)
@@ -584,7 +585,7 @@ CQN_RARE PyObject *cqn_qp_open(PyTypeObject *type, const cqn_kind *kind, PyObjec
     enum ibv_qp_state state = IBV_QPS_RESET;
     int err;
     CQN_CREATING(CQN_OBJ(self), qp = ibv_open_qp(device, &open); err = errno;
-                 /* the state that the other process has brought it to */
+                 /* the state set by the other process */
                  state = qp != NULL ? cqn_qp_query_state(qp, state, NULL) : state);
     if (qp == NULL) {
         cqn_verbs_error(st, err, "ibv_open_qp", "qp_num %u: is it an XRC_RECV QP of that domain?",

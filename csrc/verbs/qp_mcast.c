@@ -2,8 +2,8 @@
 /*
  * The multicast groups of a queue pair.
  *
- * The kernel does not destroy a queue pair that is attached to a group. So the queue pair remembers
- * its groups, in memory that it owns, and leaves them when it is destroyed.
+ * The kernel does not destroy a queue pair that is attached to a group. The queue pair therefore
+ * records its groups, in memory that it owns, and detaches from them when it is destroyed.
  */
 
 #include "verbs/qp.h"
@@ -65,7 +65,8 @@ static int parse_group(cqn_qp *self, const char *function, PyObject *const *args
     return cqn_qp_await_turn(self);
 }
 
-/* Memory is reserved first, so that a group that was joined can always be noted. */
+/* Memory is allocated first, so a joined group can always be recorded. Returns -1 with
+ * MemoryError. */
 static int reserve_group(cqn_qp *self)
 {
     cqn_group *groups = PyMem_Realloc(self->groups, (self->groups_len + 1) * sizeof(*groups));
@@ -142,8 +143,9 @@ PyObject *cqn_qp_detach_mcast(PyObject *op, PyObject *const *args, Py_ssize_t na
     Py_RETURN_NONE;
 }
 
-/* Called by the thread that destroys it, so no other thread changes the groups. If it can't leave a
- * group, destroying fails, and it is attached to all of them again. */
+/* Called by the thread that destroys the queue pair, so no other thread changes the groups. A group
+ * that cannot be left makes the destruction fail; the queue pair is then attached to all groups
+ * again. */
 int cqn_qp_destroy_in_groups(struct ibv_qp *qp)
 {
     const cqn_qp *self = qp->qp_context;

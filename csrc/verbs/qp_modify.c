@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * QP.modify() and check_modify(): the attributes of a queue pair, its transitions, and what a reset
- * does to its work requests.
+ * QP.modify() and check_modify(): the attributes of a queue pair, its transitions, and the effect
+ * of a reset on its work requests.
  *
- * Before a queue pair is reset or closed, everything that its CQs have is fetched, so that it is
- * known which requests were carried out.
+ * Before a queue pair is reset or closed, all completions in its CQs are fetched: they tell which
+ * requests were executed.
  */
 
 #include "verbs/qp.h"
 
-/* ---- attributes from arguments ---- */
+/* ---- arguments ---- */
 
 static int cap_fields_from(PyObject *mapping, struct ibv_qp_cap *cap)
 {
@@ -38,7 +38,7 @@ static int cap_from(PyObject *mapping, struct ibv_qp_cap *cap)
     return rc;
 }
 
-/* Sets one attribute of modify(). Returns its bit of the mask, or -1. */
+/* Sets one attribute of modify(). Returns its bit of the mask; -1 with an exception. */
 static int set_attribute(const cqn_qp *self, PyObject *name, PyObject *value, int ports,
                          struct ibv_qp_attr *attr)
 {
@@ -71,7 +71,8 @@ static int check_port(int port, const char *name, int ports)
     return 0;
 }
 
-/* One bit of the mask stands for all four attributes of the alternate path. */
+/* A single bit of the mask covers all four attributes of the alternate path. Returns -1 with an
+ * exception. */
 static int complete_alternate_path(struct ibv_qp_attr *attr, int ports)
 {
     if (attr->alt_ah_attr.port_num == 0) {
@@ -85,8 +86,8 @@ static int complete_alternate_path(struct ibv_qp_attr *attr, int ports)
     return check_port(attr->alt_port_num, "alt_port_num", ports);
 }
 
-/* A device may accept more than it has, and then have none, or fail what needs them. Some devices
- * do not say how many they have. */
+/* A device may accept a higher value than its limit, and then use 0, or fail the operations. Some
+ * devices do not report their limit. Returns -1 with ValueError. */
 static int check_depth(const cqn_qp *self, const char *name, int value, int limit, const char *of)
 {
     if (limit > 0 && value > limit) {
@@ -110,7 +111,7 @@ static int check_depths(const cqn_qp *self, const struct ibv_qp_attr *attr, int 
                : 0;
 }
 
-/* Every table has the first index; for others the port is queried. */
+/* Every table has index 0; for any other the port is queried. Returns -1 with an exception. */
 static int check_pkey(const cqn_qp *self, const char *name, uint16_t index, uint8_t port)
 {
     uint64_t entries;
@@ -121,7 +122,7 @@ static int check_pkey(const cqn_qp *self, const char *name, uint16_t index, uint
         NULL) { /* querying the port for another index can let another thread close it */
         return -1;
     }
-    /* Another thread can close the QP meanwhile, and drop the context. */
+    /* Another thread can close the QP during the query, and release the context. */
     cqn_context *ctx = (cqn_context *)Py_NewRef((PyObject *)self->base.context);
     const int rc = cqn_context_pkey_entries(ctx, port, &entries);
     Py_DECREF(ctx);
@@ -148,7 +149,8 @@ static int check_pkeys(const cqn_qp *self, const struct ibv_qp_attr *attr, int m
                : 0;
 }
 
-/* Converting the values can run Python code, which can close the QP: `kwargs` is a copy. */
+/* Converting the values can run Python code, which can close the QP. `kwargs` is a copy. Returns
+ * the mask; -1 with an exception. */
 CQN_RARE static int collect_attributes(const cqn_qp *self, PyObject *kwargs,
                                        struct ibv_qp_attr *attr)
 {
@@ -183,7 +185,8 @@ CQN_RARE static int collect_attributes(const cqn_qp *self, PyObject *kwargs,
 
 /* ---- modify() ---- */
 
-/* What the device refused, in which state, and whether its send queue was still draining. */
+/* A refused call: its arguments, the state of the queue pair, and whether the send queue was
+ * draining. */
 typedef struct {
     int err, mask;
     enum ibv_qp_state state;
@@ -215,15 +218,15 @@ static const char *modify_hint(const refusal *why)
 
 /* The result of ibv_modify_qp(). */
 typedef struct {
-    int err;                 /* if it is not 0, only `state` and `draining` are set besides */
-    enum ibv_qp_state state; /* in which the device refused: it may have moved to ERR by itself */
-    bool draining;           /* the send queue was, then */
+    int err;                 /* if not 0, only the next two are set */
+    enum ibv_qp_state state; /* at the refusal: the device may have moved to ERR */
+    bool draining;           /* the send queue was draining at the refusal */
     bool has_cap;
     struct ibv_qp_cap cap;
     uint32_t max_message; /* of the port that was set */
 } changes;
 
-/* The known limit of a port. It does not change, except for datagrams, whose limit is the MTU. */
+/* The known limit of a port. It is constant, except for datagrams, which are limited by the MTU. */
 typedef struct {
     uint8_t port_num; /* or 0 */
     uint32_t max_message;
@@ -244,7 +247,7 @@ static refusal refusal_of(const changes *made, int mask, const struct ibv_qp_att
     return (refusal){made->err, mask, made->state, made->draining, *attr};
 }
 
-/* Without the GIL. A device may set other capacities than it was asked for. */
+/* Called without the GIL. A device may set other capacities than the requested ones. */
 static changes carry_out(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask, limit_of_port known)
 {
     const uint32_t limit = known.port_num == attr->port_num ? known.max_message : 0;
@@ -264,7 +267,7 @@ static changes carry_out(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask, 
     return made;
 }
 
-/* With an SRQ there is no receive queue, whatever the device says. */
+/* A queue pair with an SRQ has no receive queue, whatever the device reports. */
 static void enter_capacities(cqn_qp *self, const struct ibv_qp_cap *cap)
 {
     self->cap = *cap;
@@ -284,7 +287,7 @@ static void enter_port(cqn_qp *self, uint8_t port_num, uint32_t max_message)
     }
 }
 
-/* The depth is how many reads and atomics can be in flight: with 0, posting refuses them. */
+/* The depth limits the reads and atomics in flight: with 0, posting refuses them. */
 static void enter_depth(cqn_qp *self, uint8_t max_rd_atomic, bool granted)
 {
     self->max_rd_atomic = max_rd_atomic;
@@ -323,9 +326,9 @@ static int modify_failed(const cqn_qp *self, const refusal *why)
     return -1;
 }
 
-/* Moves what has completed to the stash, if the CQ can be polled, which releases what the requests
- * kept alive; otherwise the next poll does that. Returns whether nothing of that queue is left in
- * the CQ. */
+/* Moves the completions of a queue to the stash, which releases the objects of its requests; if the
+ * CQ cannot be polled, the next poll does that. Returns whether the CQ has no more completions of
+ * this queue. */
 static bool drain_queue(const cqn_qp *self, const cqn_wr_queue *q, cqn_cq *cq,
                         cqn_object **deferred)
 {
@@ -353,7 +356,7 @@ void cqn_qp_forget_requests(cqn_qp *self)
 {
     cqn_object *deferred = NULL;
     const cqn_drained known = cqn_qp_drain(self, &deferred);
-    if (self->sq != NULL) { /* it was not closed meanwhile */
+    if (self->sq != NULL) { /* it was not closed in between */
         cqn_wr_queue_forget(self->sq, &deferred);
         cqn_wr_queue_forget(self->rq, &deferred);
         self->sq->len = known.send ? 0 : self->sq->len;
@@ -362,8 +365,8 @@ void cqn_qp_forget_requests(cqn_qp *self)
     cqn_decref_deferred(deferred);
 }
 
-/* A reset drops the work requests without completing them. Nothing may be posted from the moment in
- * which the device may be in RESET. */
+/* A reset drops the work requests without completing them. Posting is refused from the moment the
+ * device may be in RESET. Returns -1 with an exception. */
 static int change(cqn_qp *self, struct ibv_qp_attr *attr, int mask)
 {
     if (cqn_qp_await_turn(self) < 0) {
@@ -406,11 +409,11 @@ typedef struct {
     limit_of_port port; /* the port that was set, or 0 */
     bool has_depth;
     uint8_t max_rd_atomic; /* if has_depth */
-    int unknown;    /* the errno for which the attributes of the next one are not known, or 0 */
-    refusal failed; /* of the next one, if its `err` is not 0 */
+    int unknown;           /* the errno of querying the next one's attributes, or 0 */
+    refusal failed;        /* the next one was refused if its `err` is not 0 */
 } climbed;
 
-/* Without the GIL. */
+/* Called without the GIL. */
 static climbed climb(struct ibv_qp *qp, enum ibv_qp_state from, enum ibv_qp_state to,
                      const cqn_qp_source *source, limit_of_port known)
 {
@@ -465,14 +468,14 @@ CQN_RARE int cqn_qp_climb(cqn_qp *self, enum ibv_qp_state from, enum ibv_qp_stat
     return done.failed.err != 0 ? modify_failed(self, &done.failed) : 0;
 }
 
-/* Whether no request that was posted before will succeed any more. */
+/* Whether requests posted before can no longer succeed in this state. */
 static bool gives_up(enum ibv_qp_state state)
 {
     return state == IBV_QPS_RESET || state == IBV_QPS_SQE || state == IBV_QPS_ERR;
 }
 
-/* So those that post check the state, and those that wait only for solicited events are woken by
- * flushes. */
+/* Makes posting check the state, and makes flushed requests wake tasks that wait only for solicited
+ * events. */
 static void note_failure(cqn_qp *self)
 {
     self->errors_seen++;
@@ -482,7 +485,7 @@ static void note_failure(cqn_qp *self)
     }
 }
 
-/* Changes the queue pair, and notifies the engines of its CQs. */
+/* Modifies the queue pair, and notifies the engines of its CQs. NULL with an exception. */
 CQN_RARE static PyObject *modify(cqn_qp *self, struct ibv_qp_attr *attr, int mask)
 {
     PyObject *interrupt = NULL;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Which attributes a transition of a queue pair needs, and which it takes: the table of
- * ibv_modify_qp(3), as the kernel has it for each type. The kernel says only EINVAL, so this table
- * is used after that. Some devices accept more than it has.
+ * The attributes that each transition of a queue pair requires and allows: the table of
+ * ibv_modify_qp(3), as the kernel has it for each type. It is consulted after the kernel has
+ * reported EINVAL without a reason. Some devices accept more.
  */
 
 #include "verbs/qp.h"
@@ -31,10 +31,10 @@ typedef struct {
 #define ALT       IBV_QP_ALT_PATH
 #define MIG       IBV_QP_PATH_MIG_STATE
 #define ASYNC     IBV_QP_EN_SQD_ASYNC_NOTIFY
-#define OF_DEVICES (IBV_QP_RATE_LIMIT | IBV_QP_CAP) /* only some devices accept these */
+#define OF_DEVICES (IBV_QP_RATE_LIMIT | IBV_QP_CAP) /* accepted by some devices only */
 #define MOVED     (ALT | ACCESS | MIG)
 
-/* From each state a QP can move to RESET and to ERR, without attributes. */
+/* Every state also has transitions to RESET and to ERR, which need no attributes. */
 static const transition transitions[] = {
     {IBV_QPS_RESET, IBV_QPS_INIT, {
         [UD] = {PKEY | PORT | QKEY, 0}, [RAW] = {PORT, 0}, [UC] = {PKEY | PORT | ACCESS, 0},
@@ -125,7 +125,7 @@ static void add_name(text *out, const char *name, bool *first)
     *first = false;
 }
 
-/* Adds the attributes of a mask, by the names that modify() takes. */
+/* Appends the attributes of a mask, by their names in modify(). */
 static void add_names(text *out, int mask)
 {
     static const struct {
@@ -159,7 +159,7 @@ static void add_ways(text *out, enum ibv_qp_state from)
     add_name(out, "ERR", &first);
 }
 
-/* Adds `what` and the attributes of the mask, if it has any. */
+/* Appends `what` and the attributes of the mask, unless the mask is 0. */
 static void add_attributes(text *out, const char *what, int mask)
 {
     if (mask != 0) {

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * RwqIndTable: the WQs over which a queue pair spreads the packets that it gets, by their hash.
+ * RwqIndTable: the WQs among which a queue pair distributes incoming packets, by their hash.
  *
- * There can be more WQs than `uses` has places: the table holds them in a tuple, and pins each
- * once, which keeps them open.
+ * A table can have more WQs than `uses` has elements, so it holds them in a tuple, and pins each of
+ * them once to keep it open.
  */
 
 #include "verbs/wq.h"
 
 typedef struct {
     cqn_object base;
-    PyObject *wqs; /* a tuple; NULL once it was closed */
+    PyObject *wqs; /* a tuple; NULL once closed */
     uint32_t ind_tbl_num;
 } cqn_rwq_ind_table;
 
@@ -66,13 +66,13 @@ static int table_clear(PyObject *op)
 static const cqn_kind table_kind = {
     .name = "RwqIndTable",
     .destroy_verb = "ibv_destroy_rwq_ind_table",
-    .rank = CQN_RANK_SRQ, /* it is made after its WQs, and closed before them */
+    .rank = CQN_RANK_SRQ, /* created after its WQs, closed before them */
     .destroy = destroy_table,
     .after_destroy = table_after_destroy,
     .clear = table_clear,
 };
 
-/* The size must be a power of two, and the device limits it. */
+/* The size must be a power of two within the device's limit. Returns -1 with an exception. */
 static int check_size(cqn_object *context, Py_ssize_t n)
 {
     struct ibv_device_attr_ex attr;
@@ -105,7 +105,8 @@ static int check_wqs(cqn_state *st, PyObject *context, PyObject *wqs)
     return 0;
 }
 
-/* The WQs can't be closed meanwhile. Returns the handle, or NULL with an exception. */
+/* The WQs are pinned, so they stay open during the call. Returns the handle; NULL with an
+ * exception. */
 static struct ibv_rwq_ind_table *create_table(cqn_rwq_ind_table *self)
 {
     PyObject *wqs = self->wqs;
@@ -171,7 +172,7 @@ CQN_RARE static PyObject *table_new(PyTypeObject *type, PyObject *args, PyObject
         cqn_expect(context, st->Context, "context") < 0) {
         return NULL;
     }
-    PyObject *wqs = PySequence_Tuple(value); /* can run any code */
+    PyObject *wqs = PySequence_Tuple(value); /* can run arbitrary code */
     PyObject *self = wqs == NULL || cqn_open(CQN_OBJ(context)) == NULL
                          ? NULL
                          : new_table(type, st, context, wqs);

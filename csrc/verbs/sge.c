@@ -2,8 +2,8 @@
 /*
  * SGE: a part of an MR, which a work request reads or fills.
  *
- * An immutable object that holds its MR. Slicing an MR makes it (mr.c); posting reads its fields
- * (work/sg.c). An SGE that was unpickled has its numbers, and an MR that was never open.
+ * An immutable object that holds its MR. Slicing an MR creates it (mr.c); posting reads its fields
+ * (work/sg.c). An unpickled SGE has the numbers of the original, and an MR that was never open.
  */
 
 #include "verbs/verbs.h"
@@ -22,7 +22,8 @@ PyObject *cqn_sge_new(cqn_mr *mr, uint64_t addr, uint32_t length)
     return (PyObject *)self;
 }
 
-/* No tp_clear: a cycle through an SGE goes through its MR, which has one. So `mr` is always set. */
+/* There is no tp_clear: a cycle through an SGE goes through its MR, which has one. `mr` is
+ * therefore always set. */
 static int sge_traverse(PyObject *op, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(op));
@@ -44,8 +45,8 @@ static Py_ssize_t sge_length(PyObject *op)
     return ((cqn_sge *)op)->length;
 }
 
-/* No key lets the device reach memory that a work request does not pin: the address stays within
- * our MR. */
+/* Another key cannot make the device access memory that the work request does not pin: the address
+ * stays within the MR. */
 static PyObject *sge_with_lkey(PyObject *op, PyObject *lkey)
 {
     cqn_sge *self = (cqn_sge *)op;
@@ -68,7 +69,7 @@ static PyObject *sge_repr(PyObject *op)
                                 self->length, self->lkey);
 }
 
-/* ---- as a value ---- */
+/* ---- comparison and pickling ---- */
 
 static bool same_mr(const cqn_object *a, const cqn_object *b)
 {
@@ -111,7 +112,7 @@ CQN_RARE static PyObject *sge_restore(PyObject *type, PyObject *args)
     if (mr == NULL) {
         return NULL;
     }
-    mr->access = IBV_ACCESS_LOCAL_WRITE; /* so that a post refuses it because it is closed */
+    mr->access = IBV_ACCESS_LOCAL_WRITE; /* so posting refuses it as closed */
     mr->lkey = lkey;
     PyObject *self = cqn_sge_new(mr, addr, length);
     Py_DECREF(mr);

@@ -2,23 +2,22 @@
 /*
  * Why a wait found nothing: the second half of the message of a TimeoutError.
  *
- * The core knows most of it: for what each CQ is armed, what was posted and has not completed,
- * which state a queue pair was moved to. Two things are queried, by calls that lose nothing:
- * completions that nobody polled are fetched to the stash of their CQ, and the device reports the
- * state of the queue pair that the message would name. Nothing here runs before a wait has timed
- * out.
+ * The core has most of the facts: how each CQ is armed, which requests are incomplete, and the last
+ * state set for each queue pair. It gets two more by calls that lose nothing: completions that were
+ * not polled are fetched to the stash of their CQ, and the device reports the state of the queue
+ * pair to be named. All of this runs only after a wait has timed out.
  *
- * Several causes can hold at once. The message names one: CQs come before queue pairs, and the
- * queue pair with the highest `suspicion` first.
+ * If several causes hold at once, the message names one: CQs come before queue pairs, and the queue
+ * pair with the highest `suspicion` comes first.
  */
 
 #include "await/await.h"
 #include "base/library.h"
 #include "verbs/qp.h"
 
-#define PEEKS 64 /* the most CQs of a channel that are polled */
+#define PEEKS 64 /* the most CQs of a channel to poll */
 
-/* The CQs that the wait was for: any CQ of a channel, or one CQ. */
+/* The CQs of the wait: all CQs of a channel, or one CQ. */
 typedef struct {
     const cqn_context *context;
     const cqn_channel *channel;
@@ -38,14 +37,13 @@ static const char *plural(size_t n)
 /* ---- the CQs ---- */
 
 typedef struct {
-    size_t cqs,
-        ready; /* how many there are; and how many are armed, or have an AsyncCQ that arms them */
-    cqn_cq *holder; /* the first that holds completions, borrowed; or NULL */
-    bool more;      /* it may hold more than were counted */
+    size_t cqs, ready; /* how many; and how many are armed, or have an AsyncCQ to arm them */
+    cqn_cq *holder;    /* the first with completions, borrowed; or NULL */
+    bool more;         /* it may have more than were counted */
 } survey;
 
-/* Runs no Python code: the objects that completions release go to `deferred`. A CQ with an AsyncCQ
- * is not polled. */
+/* Runs no Python code: objects that completions release go to `deferred`. A CQ with an AsyncCQ is
+ * not polled. */
 CQN_RARE static survey survey_cqs(const wait_scope *scope, cqn_object **deferred)
 {
     survey found = {.cqs = 0};
@@ -67,7 +65,8 @@ CQN_RARE static survey survey_cqs(const wait_scope *scope, cqn_object **deferred
     return found;
 }
 
-/* How a message names a CQ, one of so many. */
+/* Returns the name of a CQ in a message about `cqs` CQs, a new reference; NULL with an
+ * exception. */
 CQN_RARE static PyObject *name_of(const cqn_cq *cq, size_t cqs)
 {
     if (cqs > 1 && PyUnicode_GET_LENGTH(cq->name) > 0) {
@@ -97,7 +96,7 @@ CQN_RARE static PyObject *about_holder(const survey *found)
     return text;
 }
 
-/* NULL without an exception: the CQs are not the cause. */
+/* Returns NULL without an exception if the CQs are not the cause. */
 CQN_RARE static PyObject *about_cqs(const wait_scope *scope, cqn_object **deferred)
 {
     const survey found = survey_cqs(scope, deferred);
@@ -156,7 +155,7 @@ CQN_RARE static suspicion suspicion_of(const wait_scope *scope, const cqn_qp *qp
     return receives > 0 ? RECEIVING : IDLE;
 }
 
-/* The most suspect queue pair, of several the first; borrowed, or NULL. */
+/* Returns the first of the most suspect queue pairs, borrowed, or NULL. */
 CQN_RARE static cqn_qp *choose(const wait_scope *scope, suspicion *most)
 {
     cqn_qp *chosen = NULL;
@@ -171,8 +170,8 @@ CQN_RARE static cqn_qp *choose(const wait_scope *scope, suspicion *most)
     return chosen;
 }
 
-/* Whether the device says that a queue pair has failed. It is queried only after something has
- * failed since the last query. If the query fails, the answer is no. */
+/* Whether the device reports a failed queue pair. It is queried only if something has failed since
+ * the last query; a failed query counts as no. */
 CQN_RARE static bool has_failed(cqn_qp *qp)
 {
     const uint32_t errors_seen = qp->errors_seen;
@@ -233,7 +232,7 @@ CQN_RARE static PyObject *about_qp(const wait_scope *scope, const cqn_qp *qp, su
                : PyUnicode_FromFormat("QP %u has no send outstanding", number);
 }
 
-/* Each iteration clears one queue pair of a suspicion, so the loop ends. */
+/* Each iteration clears one queue pair of suspicion, so the loop ends. */
 CQN_RARE static PyObject *about_qps(const wait_scope *scope)
 {
     for (;;) {
@@ -245,8 +244,7 @@ CQN_RARE static PyObject *about_qps(const wait_scope *scope)
         if (qp->state == IBV_QPS_ERR || qp->state == IBV_QPS_SQE) {
             return about_qp(scope, qp, FAILED);
         }
-        if (!cqn_try_ref(
-                &qp->base)) { /* it is just being deallocated, so its device is not queried */
+        if (!cqn_try_ref(&qp->base)) { /* being deallocated, so the device is not queried */
             return about_qp(scope, qp, most);
         }
         const bool known = qp->errors_seen == qp->errors_checked;
@@ -262,7 +260,7 @@ CQN_RARE static PyObject *about_qps(const wait_scope *scope)
     }
 }
 
-/* ---- all of it ---- */
+/* ---- the whole message ---- */
 
 /* While a device is queried, other threads can close everything that the caller uses. */
 CQN_RARE static PyObject *why_silent(const wait_scope *scope)

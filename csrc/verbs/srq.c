@@ -2,20 +2,20 @@
 /*
  * SRQ: a shared receive queue, of one of three types.
  *
- * Receives are posted in work/post_recv.c; what a completion releases is in work/wr_queue.c. The
- * SRQ owns its WR queue, which the receive queues of its queue pairs use as well.
+ * work/post_recv.c posts the receives; work/wr_queue.c handles their completions. The SRQ owns its
+ * WR queue, which the receive queues of its queue pairs share.
  */
 
 #include "verbs/verbs.h"
 
-/* ---- its end ---- */
+/* ---- destruction ---- */
 
 static int destroy_srq(void *handle)
 {
     return ibv_destroy_srq(handle);
 }
 
-/* Nothing that was posted to it completes any more: releases the memory. */
+/* Frees the requests: none of them completes any more. */
 static void drop_requests(cqn_srq *self)
 {
     cqn_object *deferred = NULL;
@@ -28,7 +28,7 @@ static void drop_requests(cqn_srq *self)
     cqn_decref_deferred(deferred);
 }
 
-/* Fetches the completions that its own CQ has; if that fails, the CQ keeps the wr_ids. */
+/* Fetches the completions in its own CQ; if that fails, the CQ keeps the wr_ids. */
 static void leave_cq(cqn_srq *self)
 {
     cqn_object *deferred = NULL;
@@ -73,7 +73,7 @@ static const cqn_kind srq_kind = {
 
 /* ---- size and limit ---- */
 
-/* Converts the argument `max_wr`, which the device limits. */
+/* Converts the argument `max_wr`, limited by the device. Returns -1 with an exception. */
 static int check_size(const struct ibv_device_attr *device, PyObject *value, uint32_t *out)
 {
     uint64_t n;
@@ -84,8 +84,9 @@ static int check_size(const struct ibv_device_attr *device, PyObject *value, uin
     return 0;
 }
 
-/* Sets one of both. With the GIL, so that nothing is posted meanwhile: rxe refuses a size that is
- * too small for what is posted, but loses the queue. */
+/* Sets the size or the limit. Keeps the GIL, so nothing is posted in between: rxe refuses a size
+ * too small for the posted requests, and loses the queue nevertheless. Returns -1 with an
+ * exception. */
 static int set_attr(cqn_srq *self, struct ibv_srq_attr attr, int mask)
 {
     int err = ibv_modify_srq(self->base.handle, &attr, mask);
@@ -104,7 +105,7 @@ static int set_attr(cqn_srq *self, struct ibv_srq_attr attr, int mask)
     return 0;
 }
 
-/* The limit must never be above the size. */
+/* Sets both in the order that keeps the limit within the size. Returns -1 with an exception. */
 static int modify_both(cqn_srq *self, struct ibv_srq_attr attr)
 {
     int first = attr.max_wr > self->max_wr ? IBV_SRQ_MAX_WR : IBV_SRQ_LIMIT;
@@ -112,7 +113,7 @@ static int modify_both(cqn_srq *self, struct ibv_srq_attr attr)
     return set_attr(self, attr, first) < 0 || set_attr(self, attr, second) < 0 ? -1 : 0;
 }
 
-/* Converts the arguments of modify(). Returns the mask, or -1. */
+/* Converts the arguments of modify(). Returns the mask; -1 with an exception. */
 static int collect_srq_attr(const cqn_srq *self, PyObject *max_wr, PyObject *srq_limit,
                             struct ibv_srq_attr *attr)
 {
@@ -178,7 +179,7 @@ CQN_RARE static PyObject *srq_modify(PyObject *op, PyObject *const *args, Py_ssi
     return rc < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-/* ---- making ---- */
+/* ---- creation ---- */
 
 typedef struct {
     PyObject *pd, *xrcd, *cq, *user_data;
@@ -186,8 +187,8 @@ typedef struct {
     struct ibv_tm_cap tm;
 } srq_args;
 
-/* -1 with ValueError if an argument is missing, or given, that `what`, a type of SRQ or an
- * operation, needs or does not take. */
+/* Returns -1 with ValueError if a wanted argument is missing, or an unwanted one given. `what` is a
+ * type of SRQ or an operation. */
 static int check_presence(PyObject *value, const char *name, bool wanted, const char *what)
 {
     const bool given = value != NULL && value != Py_None;
@@ -208,7 +209,7 @@ static int check_no_tags(PyObject *value, const char *name, const char *what)
                : check_presence(n == 0 ? NULL : value, name, false, what);
 }
 
-/* The device limits both. */
+/* Converts both arguments, limited by the device. Returns -1 with an exception. */
 static int parse_tags(PyObject *tags, PyObject *ops, srq_args *a)
 {
     cqn_object *pd = CQN_OBJ(a->pd);
@@ -234,7 +235,7 @@ static int parse_tags(PyObject *tags, PyObject *ops, srq_args *a)
     return 0;
 }
 
-/* The arguments that depend on the type. */
+/* Converts the arguments that depend on the type. Returns -1 with an exception. */
 static int parse_srq_type(cqn_state *st, PyObject *type, PyObject *tags, PyObject *ops, srq_args *a)
 {
     if (type != NULL && cqn_member32(type, "srq_type", "an SRQType such as SRQType.BASIC",
@@ -293,7 +294,7 @@ static int parse_new_srq(cqn_state *st, PyObject *args, PyObject *kwargs, srq_ar
                : 0;
 }
 
-/* A basic SRQ has a verb of its own, which older devices have as well. */
+/* A basic SRQ uses the older verb, which all devices have. */
 static struct ibv_srq *create_srq(cqn_srq *self, const srq_args *a)
 {
     const cqn_object *pd = CQN_OBJ(a->pd);
@@ -335,7 +336,7 @@ static struct ibv_srq *create_srq(cqn_srq *self, const srq_args *a)
     return srq;
 }
 
-/* A new object without a handle. */
+/* Returns a new object without a handle; NULL with an exception. */
 static cqn_srq *new_srq(PyTypeObject *type, const srq_args *a)
 {
     cqn_object *used[3] = {CQN_OBJ(a->pd)};
@@ -381,7 +382,7 @@ CQN_RARE static PyObject *srq_new(PyTypeObject *type, PyObject *args, PyObject *
         return NULL;
     }
     cqn_adopt(CQN_OBJ(self), srq);
-    /* Creating an SRQ need not set a limit. */
+    /* Creating an SRQ does not always set a limit. */
     const struct ibv_srq_attr limit = {.srq_limit = a.srq_limit};
     if (a.srq_limit > 0 && set_attr(self, limit, IBV_SRQ_LIMIT) < 0) {
         cqn_close(CQN_OBJ(self), true);
@@ -391,18 +392,18 @@ CQN_RARE static PyObject *srq_new(PyTypeObject *type, PyObject *args, PyObject *
     return (PyObject *)self;
 }
 
-/* ---- the list of tags of an SRQ of type TM: receives for messages of a certain tag ----
+/* ---- the list of tags of an SRQ of type TM: receives for messages with a certain tag ----
  *
- * An operation that adds a receive makes two requests: the operation, and the receive. The WR
- * queue has both. A receive that an operation deletes by its handle never completes, so the SRQ
- * remembers which receive has which handle. */
+ * An operation that adds a receive posts two requests, the operation and the receive; the WR queue
+ * has both. A receive deleted by its handle never completes, so the SRQ records the handle of each
+ * receive. */
 
 enum { OPCODE, WR_ID, FLAGS, SG, RECV_WR_ID, TAG, MASK, HANDLE, UNEXPECTED, NAMES };
 static const char *const op_names[NAMES + 1] = {"opcode",         "wr_id", "flags", "sg",
                                                 "recv_wr_id",     "tag",   "mask",  "handle",
                                                 "unexpected_cnt", NULL};
 
-/* The place of a handle, or a free one. Most devices count handles from 0. */
+/* Returns the place of a handle, or a free one. Most devices count handles from 0. */
 static cqn_tagged *place_of(cqn_srq *srq, uint32_t handle)
 {
     cqn_tagged *free_place = NULL;
@@ -424,7 +425,8 @@ static int check_given(PyObject *const *in, int i, bool wanted, const char *opco
     return check_presence(in[i], op_names[i], wanted, opcode);
 }
 
-/* Converts all numbers. The user's wr_ids are returned separately: the device gets the core's. */
+/* Converts all numbers. Returns the user's wr_ids separately, because the device gets those of the
+ * core. -1 with an exception. */
 static int parse_numbers(PyObject *const *in, struct ibv_ops_wr *op, uint64_t *wr_id,
                          uint64_t *recv_wr_id)
 {
@@ -448,7 +450,7 @@ static int parse_numbers(PyObject *const *in, struct ibv_ops_wr *op, uint64_t *w
          cqn_uint(in[RECV_WR_ID], "recv_wr_id", UINT64_MAX, recv_wr_id) < 0)) {
         return -1;
     }
-    op->flags = (int)(flags | IBV_OPS_SIGNALED); /* otherwise nothing says when it is done */
+    op->flags = (int)(flags | IBV_OPS_SIGNALED); /* nothing else reports its end */
     return 0;
 }
 
@@ -464,7 +466,7 @@ static int parse_op(PyObject *const *in, struct ibv_ops_wr *op, uint64_t *wr_id,
     return parse_numbers(in, op, wr_id, recv_wr_id);
 }
 
-/* The id of the receive to delete. 0 with LookupError if none has that handle. */
+/* Returns the id of the receive to delete; 0 with LookupError if no receive has this handle. */
 static uint64_t find_tagged(cqn_srq *srq, uint32_t handle)
 {
     const cqn_tagged *place = place_of(srq, handle);
@@ -476,7 +478,7 @@ static uint64_t find_tagged(cqn_srq *srq, uint32_t handle)
     return place->id;
 }
 
-/* No Python code runs between the checks and the entry into the WR queue. */
+/* No Python code runs between the checks and the insertion into the WR queue. */
 static PyObject *post_op(cqn_srq *srq, struct ibv_ops_wr *op, const cqn_sg *sg, uint64_t wr_id,
                          uint64_t recv_wr_id)
 {
@@ -562,7 +564,7 @@ CQN_RARE static PyObject *srq_post_ops(PyObject *op, PyObject *const *args, Py_s
     return post_op(srq, &wr, &sg, wr_id, recv_wr_id);
 }
 
-/* ---- questions ---- */
+/* ---- queries ---- */
 
 static PyObject *srq_query(PyObject *op, PyObject *Py_UNUSED(unused))
 {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * WQ: a queue that only receives: it gets its packets from the queue pairs of an RwqIndTable.
+ * WQ: a receive queue, filled with packets by the queue pairs of an RwqIndTable.
  *
- * It owns its WR queue, which is like that of an SRQ: each completion stands only for
- * its own receive.
+ * It owns its WR queue, which works like that of an SRQ: a completion covers only its own
+ * receive.
  */
 
 #include "verbs/wq.h"
@@ -14,8 +14,8 @@ static int destroy_wq(void *handle)
     return ibv_destroy_wq(handle);
 }
 
-/* Nothing that was posted completes any more, except what its CQ already has. If the CQ can't be
- * polled, it keeps the wr_ids. */
+/* None of its receives completes any more, except those whose completions are in the CQ. If the CQ
+ * cannot be polled, it keeps the wr_ids. */
 static void drop_requests(cqn_wq *self, cqn_wr_queue *fresh)
 {
     cqn_object *deferred = NULL;
@@ -74,7 +74,7 @@ static const cqn_kind wq_kind = {
     .clear = wq_clear,
 };
 
-/* ---- making ---- */
+/* ---- creation ---- */
 
 typedef struct {
     PyObject *pd, *cq, *user_data;
@@ -173,7 +173,7 @@ CQN_RARE static PyObject *wq_new(PyTypeObject *type, PyObject *args, PyObject *k
 
 /* ---- methods ---- */
 
-/* Converts the arguments of modify(). -1 with an exception. */
+/* Converts the arguments of modify(). Returns -1 with an exception. */
 static int parse_modify(PyObject *const *in, struct ibv_wq_attr *attr)
 {
     uint32_t state = IBV_WQS_RESET, current = IBV_WQS_RESET;
@@ -204,10 +204,11 @@ static int parse_modify(PyObject *const *in, struct ibv_wq_attr *attr)
     return 0;
 }
 
-/* A reset drops the receives without completing them, so the WR queue becomes empty. */
+/* A reset drops the receives without completing them, which empties the WR queue. Returns -1 with
+ * an exception. */
 static int carry_out(cqn_wq *self, struct ibv_wq_attr *attr)
 {
-    if (self->is_modified) { /* otherwise a reset that ends late would drop what was posted since */
+    if (self->is_modified) { /* a late reset would drop newer receives */
         cqn_busy_error(self->base.state, "ibv_modify_wq",
                        PyUnicode_FromString("another thread modifies it: call again when that has "
                                             "returned"));

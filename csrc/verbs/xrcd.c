@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * XRCD: a domain of extended reliable connections, in which the queue pairs of one process bring
- * messages to the SRQs of any.
+ * XRCD: a domain of extended reliable connections, in which a queue pair of one process can deliver
+ * messages to the SRQs of another.
  */
 
 #include "verbs/verbs.h"
@@ -20,7 +20,8 @@ static const cqn_kind xrcd_kind = {
     .clear = cqn_clear,
 };
 
-/* The file that names the domain; without one its descriptor is -1. */
+/* Converts the file that identifies the domain; without a file the descriptor is -1. Returns -1
+ * with an exception. */
 static int parse_file(PyObject *file, PyObject *flags, struct ibv_xrcd_init_attr *attr)
 {
     uint32_t oflags = O_CREAT;

@@ -1,22 +1,22 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What work requests do to memory windows; the type is in verbs/mw.c.
+ * The effects of work requests on memory windows; the type is in verbs/mw.c.
  *
- * A bind takes effect here when its completion is polled. A window of type 2 is bound through one
- * queue pair, and uses that from the moment in which the bind was posted, since a device may never
- * finish destroying a queue pair that has a window. A bind whose completion never comes, because
- * its queue pair was reset or closed, counts as carried out.
+ * A bind takes effect here when its completion is polled. A type 2 window is bound through one
+ * queue pair, and uses that from the moment the bind is posted, because a device may never finish
+ * destroying a queue pair that has a window. A bind whose completion never arrives, because its
+ * queue pair was reset or closed, counts as carried out.
  */
 
 #include "work/qp.h"
 
-/* Its place in `uses`, behind the PD and, for type 2, the QP. */
+/* Returns the index of the MR in `uses`, after the PD and, for type 2, the QP. */
 static size_t mr_slot(const cqn_mw *self)
 {
     return self->type == IBV_MW_TYPE_2 ? 2 : 1;
 }
 
-/* Drops the QP when nothing is bound through it any more. */
+/* Releases the QP when nothing is bound through it any more. */
 static void release_qp_of_window(cqn_mw *self, cqn_object **deferred)
 {
     if (self->type == IBV_MW_TYPE_2 && self->binds == 0 && self->base.uses[2] == NULL) {
@@ -44,7 +44,7 @@ void cqn_mw_posted(cqn_mw *self, cqn_qp *qp, uint32_t rkey)
         cqn_use(&self->base, 1, &qp->base, NULL);
     }
     if (self->gone_rkey == rkey) {
-        self->gone_rkey = ~rkey; /* that was an earlier bind, since keys are used again: now none */
+        self->gone_rkey = ~rkey; /* keys are reused: that was an earlier bind */
     }
     self->binds++;
     self->rkey = mw->rkey = rkey;
@@ -62,7 +62,7 @@ void cqn_mw_bound(cqn_mw *self, cqn_object *mr, uint32_t rkey, bool ok, cqn_obje
         cqn_use(&self->base, mr_slot(self), rkey == self->gone_rkey ? NULL : mr, deferred);
     }
     if (self->binds == 0) {
-        self->rkey = mw->rkey = self->bound_rkey; /* a bind that failed leaves no key */
+        self->rkey = mw->rkey = self->bound_rkey; /* a failed bind leaves no key */
         release_qp_of_window(self, deferred);
     }
 }

@@ -1,21 +1,22 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Posting receives, to a queue pair or an SRQ.
+ * Posting receives to a queue pair or an SRQ.
  *
- * Both have a queue of receives (cqn_recv_queue), and share the path from the arguments to the
- * WR queue. The most common call, one element of memory for a queue pair, has a fast path, which
- * leaves everything else to the general one.
+ * Both have a queue of receives (cqn_recv_queue) and share the path from the arguments to the WR
+ * queue. The most common call, one SGE for a queue pair, has a fast path, which leaves everything
+ * else to the general one.
  */
 
 #include "work/wr.h"
 
-/* The common case is checked inline; only a refusal searches for the reason. */
+/* The common case is checked inline; the reason is determined only after a refusal. Returns -1 with
+ * an exception. */
 static int admit_recv(const cqn_recv_queue *q, const cqn_sg *sg)
 {
     return cqn_sg_fits(sg, q->pd, q->max_sge) ? 0 : cqn_sg_refuse(sg, q->owner, q->pd, q->max_sge);
 }
 
-/* Returns an errno, or 0, and how many of the n requests of an array were posted. */
+/* Posts the n work requests of an array. Returns 0 or an errno; *posted: how many were posted. */
 static int post_recvs(const cqn_recv_queue *q, struct ibv_recv_wr *first, size_t n, size_t *posted)
 {
     struct ibv_recv_wr *bad = NULL;
@@ -37,8 +38,8 @@ static PyObject *refuse_recv(const cqn_recv_queue *q, int err, PyObject *bad_wr,
                                             .bad_wr = bad_wr});
 }
 
-/* `object` is the RecvWR, or NULL. The post writes to the request: without a GIL to a copy, since
- * another thread can post the same RecvWR under the other half of the lock. */
+/* `object` is the RecvWR, or NULL. Posting writes to the request; without a GIL to a copy, because
+ * another thread can post the same RecvWR with the other half of the lock. */
 static PyObject *post_one_recv(const cqn_recv_queue *q, struct ibv_recv_wr *wr, uint64_t wr_id,
                                const cqn_sg *sg, PyObject *object)
 {
@@ -80,8 +81,8 @@ static cqn_recv_wr *recv_item(PyObject *list, size_t i)
     return (cqn_recv_wr *)PyTuple_GET_ITEM(list, (Py_ssize_t)i);
 }
 
-/* Copies the requests, since one can be in the list more than once, and links the copies. Returns
- * how many entries they need in the WR queue, or -1. */
+/* Copies the work requests, because one can be in the list more than once, and links the copies.
+ * Returns the number of entries for the WR queue, or -1 with an exception. */
 static Py_ssize_t link_recvs(const cqn_recv_queue *q, PyObject *list, struct ibv_recv_wr *wrs,
                              size_t n)
 {
@@ -98,7 +99,7 @@ static Py_ssize_t link_recvs(const cqn_recv_queue *q, PyObject *list, struct ibv
     return (Py_ssize_t)entries;
 }
 
-/* Enters the requests into the WR queue, up to the first one that the device refused. */
+/* Adds the work requests to the WR queue, up to the first one refused by the device. */
 static PyObject *post_linked_recvs(const cqn_recv_queue *q, PyObject *list, struct ibv_recv_wr *wrs,
                                    size_t n)
 {
@@ -119,7 +120,7 @@ static PyObject *post_linked_recvs(const cqn_recv_queue *q, PyObject *list, stru
     return err == 0 ? Py_NewRef(Py_None) : refuse_recv(q, err, bad_wr, posted, n);
 }
 
-/* The copies are on the heap: a list can have any length. */
+/* The copies are on the heap, because a list can have any length. */
 static PyObject *post_recv_list(const cqn_recv_queue *q, PyObject *list)
 {
     const size_t n = (size_t)PyTuple_GET_SIZE(list);
@@ -136,7 +137,7 @@ static PyObject *post_recv_list(const cqn_recv_queue *q, PyObject *list)
     return result;
 }
 
-/* Posts a RecvWR, or a list of them. */
+/* Posts a RecvWR or a list of them. */
 static PyObject *post_prebuilt_recv(cqn_object *owner, cqn_recv_queue_of queue_of, PyObject *what)
 {
     PyTypeObject *type = owner->state->RecvWR;
@@ -175,14 +176,14 @@ PyObject *cqn_post_recv(cqn_object *owner, cqn_recv_queue_of queue_of, PyObject 
                : post_recv_arguments(&q, in[0], wr_id);
 }
 
-/* ---- of a QP ---- */
+/* ---- queue pairs ---- */
 
 static int post_to_qp(void *handle, struct ibv_recv_wr *first, struct ibv_recv_wr **bad)
 {
     return ibv_post_recv((struct ibv_qp *)handle, first, bad);
 }
 
-/* A queue pair with an SRQ has no receive queue, and one in RESET takes no receives. */
+/* A queue pair with an SRQ has no receive queue, and one in RESET accepts no receives. */
 static int queue_of_qp(cqn_object *op, cqn_recv_queue *out)
 {
     cqn_qp *qp = (cqn_qp *)op;
@@ -218,7 +219,7 @@ const char cqn_qp_post_recv_doc[] =
     "begins with 40 bytes of GRH. VerbsError (ENOMEM) when the queue is full.\n\n"
     "Wraps ibv_post_recv(3).";
 
-/* One element of memory, the most common argument. */
+/* A receive with one SGE, the most common argument. */
 typedef struct {
     uint64_t wr_id;
     struct ibv_recv_wr wr;
@@ -227,7 +228,7 @@ typedef struct {
     cqn_sg sg;
 } simple_recv;
 
-/* Whether the only keyword, if there is one, is wr_id, and an int in range. */
+/* Returns whether there is no keyword, or only wr_id with an int in range. */
 static inline bool is_simple_id(PyObject *const *values, PyObject *kwnames, uint64_t *out)
 {
     *out = 0;
@@ -242,7 +243,7 @@ static inline bool is_simple_id(PyObject *const *values, PyObject *kwnames, uint
     }
     *out = cqn_unsigned(values[0]);
     if (*out == UINT64_MAX && PyErr_Occurred()) {
-        PyErr_Clear(); /* the general path refuses it with an explanation */
+        PyErr_Clear(); /* the general path raises the error */
         return false;
     }
     return true;
@@ -267,7 +268,7 @@ static inline bool is_simple(const cqn_state *st, PyObject *const *args, PyObjec
     return element->mr->access & IBV_ACCESS_LOCAL_WRITE;
 }
 
-/* Whether nothing has to be allocated or refused. */
+/* Returns whether nothing has to be allocated or refused. */
 static inline bool is_recv_ready(const cqn_qp *qp, const cqn_sg *sg)
 {
     return cqn_is_open(&qp->base) && qp->state >= IBV_QPS_INIT && qp->srq == NULL &&
@@ -374,14 +375,14 @@ void cqn_refuse_recv(cqn_qp *qp, int err)
     }
 }
 
-/* ---- of an SRQ ---- */
+/* ---- SRQs ---- */
 
 static int post_to_srq(void *handle, struct ibv_recv_wr *first, struct ibv_recv_wr **bad)
 {
     return ibv_post_srq_recv((struct ibv_srq *)handle, first, bad);
 }
 
-/* An SRQ takes receives in any state. */
+/* An SRQ accepts receives in any state. */
 static int queue_of_srq(cqn_object *op, cqn_recv_queue *out)
 {
     cqn_srq *srq = (cqn_srq *)op;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Posting sends. Everything is checked before the device gets it: a device may accept nonsense, and
- * some keep a work request that they have refused and send it later.
+ * Posting sends. Everything is checked first, because a device may accept an invalid work request,
+ * and some devices keep one that they refused and send it later.
  */
 
 #include "work/wr.h"
 
-/* A message that the device cuts into segments. */
+/* Checks a message that the device segments (TSO). Returns -1 with an exception. */
 static int check_segments(const cqn_qp *qp, const cqn_send *send)
 {
     const uint16_t header = send->wr.tso.hdr_sz;
@@ -25,7 +25,7 @@ static int check_segments(const cqn_qp *qp, const cqn_send *send)
     return 0;
 }
 
-/* Asks the port, in the middle of a post, which keeps the GIL until the device has the request. */
+/* Queries the port in the middle of a post, so with the GIL held. */
 static uint32_t learn_limit(cqn_qp *self)
 {
     self->max_message = cqn_qp_query_limit(self->base.handle, self->port_num);
@@ -39,7 +39,7 @@ static int check_length(cqn_qp *qp, const cqn_send *send)
     if (send->opcode->tso) {
         return check_segments(qp, send);
     }
-    /* The limit can have grown with the link's MTU. */
+    /* the limit can have grown with the link's MTU */
     if (length <= qp->max_message || length <= learn_limit(qp)) {
         return 0;
     }
@@ -68,7 +68,7 @@ static int check_inline(const cqn_qp *qp, const cqn_send *send)
     return -1;
 }
 
-/* A device may accept what it can't carry out, and fail it later or not at all. */
+/* A device may accept an operation that it does not support, and fail it later or not at all. */
 static int check_device(const cqn_qp *qp, const cqn_send *send)
 {
     const struct ibv_device_attr *device = &qp->base.context->attr;
@@ -103,8 +103,8 @@ static int check_device(const cqn_qp *qp, const cqn_send *send)
     return 0;
 }
 
-/* A device would keep it, and all that is posted behind it, until one more may be in flight, so for
- * ever. */
+/* With max_rd_atomic 0 the device would hold back the request, and everything posted after it,
+ * forever. */
 static int check_depth(const cqn_qp *qp, const cqn_send *send)
 {
     if (!send->opcode->rd_atomic || qp->max_rd_atomic > 0) {
@@ -125,7 +125,7 @@ static cqn_mw *window_of(const cqn_send *send)
     return send->opcode->does == CQN_WR_BINDS ? (cqn_mw *)send->sg.pinned[0] : NULL;
 }
 
-/* 0 if this QP can carry it out now; -1 with an exception. */
+/* Checks that the QP can carry out the work request now. Returns -1 with an exception. */
 static int admit_send(cqn_qp *qp, const cqn_send *send)
 {
     const cqn_mw *mw = window_of(send);
@@ -143,7 +143,7 @@ static int admit_send(cqn_qp *qp, const cqn_send *send)
                : 0;
 }
 
-/* Gives it the next key of its window, unless the user chose one. */
+/* Gives a bind the next key of its window, unless the user chose one. */
 static void choose_key(cqn_send *send)
 {
     const cqn_mw *mw = window_of(send);
@@ -152,8 +152,8 @@ static void choose_key(cqn_send *send)
     }
 }
 
-/* siw completes reads after requests that were posted behind them, unless these have a fence. The
- * WR queue relies on the order. */
+/* siw completes reads after requests that were posted later, unless these have a fence. The WR
+ * queue relies on the order. */
 static void keep_order(const cqn_qp *qp, struct ibv_send_wr *wrs, size_t n)
 {
     for (size_t i = 0; qp->base.context->attr.vendor_id == CQN_SIW_VENDOR && i < n; i++) {
@@ -163,19 +163,18 @@ static void keep_order(const cqn_qp *qp, struct ibv_send_wr *wrs, size_t n)
     }
 }
 
-/* libsiw names the first request that did not fit, but returns 0. */
+/* libsiw reports the first request that did not fit, but returns 0. */
 static int forgotten_error(const cqn_qp *qp, const struct ibv_send_wr *bad)
 {
     return bad != NULL && qp->base.context->attr.vendor_id == CQN_SIW_VENDOR ? ENOMEM : 0;
 }
 
-/* Returns an errno, or 0, and how many of the n requests of an array were posted: those that are
- * not known to be refused. */
+/* Posts the n work requests of an array. Returns 0 or an errno; *posted: how many were posted, that
+ * is, are not known to be refused. */
 static int post_sends(cqn_qp *qp, struct ibv_send_wr *first, size_t n, size_t *posted)
 {
     struct ibv_send_wr *bad = NULL;
-    const unsigned int flags = first->send_flags; /* keep_order() may change them, and a request can
-                                                     be posted again elsewhere */
+    const unsigned int flags = first->send_flags; /* keep_order() may change them */
     keep_order(qp, first, n);
     int err = cqn_errno_of(ibv_post_send((struct ibv_qp *)qp->base.handle, first, &bad));
     first->send_flags = flags;
@@ -184,8 +183,8 @@ static int post_sends(cqn_qp *qp, struct ibv_send_wr *first, size_t n, size_t *p
     return err;
 }
 
-/* ibv_wr_flush(), which is behind the last member that the header of rdma-core 44 declares. A
- * provider that has created a QP for FLUSH has it. */
+/* Calls ibv_wr_flush(), which follows the last member declared by the header of rdma-core 44. A
+ * provider that created a QP for FLUSH has it. */
 static void wr_flush(struct ibv_qp_ex *ex, const cqn_send *send)
 {
     void (*flush)(struct ibv_qp_ex *, uint32_t, uint64_t, size_t, uint8_t, uint8_t);
@@ -194,7 +193,7 @@ static void wr_flush(struct ibv_qp_ex *ex, const cqn_send *send)
           send->placement, send->level);
 }
 
-/* Posts a request that has a verb of its own. Returns an errno, or 0. The bytes of an atomic write
+/* Posts a work request that has its own verb. Returns 0 or an errno. The bytes of an atomic write
  * are copied at once. */
 static int post_alone(cqn_qp *qp, const cqn_send *send, size_t *posted)
 {
@@ -212,7 +211,7 @@ static int post_alone(cqn_qp *qp, const cqn_send *send, size_t *posted)
     }
     int err = ibv_wr_complete(ex);
     *posted = err == 0;
-    return err == ENOSPC ? ENOMEM : err; /* as ibv_post_send() says if the queue is full */
+    return err == ENOSPC ? ENOMEM : err; /* ibv_post_send()'s errno for a full queue */
 }
 
 static PyObject *refuse_send(const cqn_qp *qp, const char *verb, int err, PyObject *bad_wr,
@@ -228,7 +227,7 @@ static PyObject *refuse_send(const cqn_qp *qp, const char *verb, int err, PyObje
                                             .bad_wr = bad_wr});
 }
 
-/* The device has the request: from now on the WR queue keeps alive what it needs. */
+/* Adds a posted work request to the WR queue, which keeps its objects alive from here on. */
 static void enter_wr_queue(cqn_qp *qp, const cqn_send *send, cqn_awaitable *awaitable)
 {
     const struct ibv_send_wr *wr = &send->wr;
@@ -251,7 +250,8 @@ static void enter_wr_queue(cqn_qp *qp, const cqn_send *send, cqn_awaitable *awai
     cqn_wr_queue_push(qp->sq, &entry, &send->sg);
 }
 
-/* Returns 0, the device's errno without an exception, or -1; and how many were posted. */
+/* Returns 0, the device's errno without an exception, or -1 with one; *posted: how many were
+ * posted. */
 static int try_one(cqn_qp *qp, cqn_send *send, cqn_awaitable *awaitable, size_t *posted)
 {
     const size_t entries = cqn_wr_entries(&send->sg);
@@ -271,8 +271,8 @@ static int try_one(cqn_qp *qp, cqn_send *send, cqn_awaitable *awaitable, size_t 
     return err;
 }
 
-/* `object` is the SendWR, or NULL. The post writes to the request: without a GIL to a copy, since
- * another thread can post the same SendWR under the other half of the lock. */
+/* `object` is the SendWR, or NULL. Posting writes to the request; without a GIL to a copy, because
+ * another thread can post the same SendWR with the other half of the lock. */
 static PyObject *post_one_send(cqn_qp *qp, cqn_send *send, PyObject *object)
 {
     size_t posted;
@@ -359,7 +359,8 @@ static cqn_send *send_item(PyObject *list, size_t i)
     return &((cqn_send_wr *)PyTuple_GET_ITEM(list, (Py_ssize_t)i))->send;
 }
 
-/* A list can't bind a window twice: its next key is known only when the bind before was posted. */
+/* A list cannot bind a window twice, because the next key is known only after the previous bind was
+ * posted. */
 static int check_listed(const cqn_send *send)
 {
     cqn_mw *mw = window_of(send);
@@ -380,9 +381,9 @@ static int check_listed(const cqn_send *send)
     return 0;
 }
 
-/* Copies the requests, since one can be in the list more than once, and links the copies. Returns
- * how many may be posted, all or up to the one for which an exception is set, and how many entries
- * they need in the WR queue. */
+/* Copies the work requests, because one can be in the list more than once, and links the copies.
+ * Returns how many may be posted: all, or the ones before the one that raised; *entries: their
+ * number of entries in the WR queue. */
 static size_t link_sends(cqn_qp *qp, PyObject *list, struct ibv_send_wr *wrs, size_t n,
                          size_t *entries)
 {
@@ -400,7 +401,7 @@ static size_t link_sends(cqn_qp *qp, PyObject *list, struct ibv_send_wr *wrs, si
     return n;
 }
 
-/* Enters the requests into the WR queue, up to the first one that the device refused. */
+/* Adds the work requests to the WR queue, up to the first one refused by the device. */
 static PyObject *post_linked_sends(cqn_qp *qp, PyObject *list, struct ibv_send_wr *wrs, size_t n)
 {
     size_t posted;
@@ -419,7 +420,7 @@ static PyObject *post_linked_sends(cqn_qp *qp, PyObject *list, struct ibv_send_w
     return err == 0 ? Py_NewRef(Py_None) : refuse_send(qp, "ibv_post_send", err, bad_wr, posted, n);
 }
 
-/* The copies are on the heap: a list can have any length. */
+/* The copies are on the heap, because a list can have any length. */
 static PyObject *post_send_list(cqn_qp *qp, PyObject *list)
 {
     const size_t n = (size_t)PyTuple_GET_SIZE(list);
@@ -442,7 +443,7 @@ static PyObject *post_send_list(cqn_qp *qp, PyObject *list)
     return result;
 }
 
-/* Everything is on the stack, and borrowed from the arguments, until the WR queue has it. */
+/* Everything is on the stack and borrowed from the arguments until it is in the WR queue. */
 static PyObject *post_send_arguments(cqn_qp *qp, PyObject *const *in)
 {
     cqn_sg_arrays arrays;
@@ -550,7 +551,7 @@ const char cqn_qp_bind_mw_doc[] =
     "before. ValueError for what does not go together.\n\n"
     "Wraps ibv_bind_mw(3), and for type 2 ibv_post_send(3).";
 
-/* A window of type 1 has a verb of its own, which chooses the key. */
+/* A type 1 window has its own verb, which chooses the key. */
 static PyObject *post_bind(cqn_qp *qp, cqn_send *send)
 {
     struct ibv_mw *mw = send->wr.bind_mw.mw;

@@ -2,9 +2,9 @@
 /*
  * RecvWR: a receive request that is built once and posted any number of times.
  *
- * It owns its arrays and holds the MRs; posting copies the struct, so it can be in one list more
- * than once. Its MRs stay in their process: a RecvWR that was unpickled has only its wr_id and
- * length, and can't be posted.
+ * It owns its arrays and holds the MRs. Posting copies the struct, so a list can contain it more
+ * than once. Its MRs stay in their process: an unpickled RecvWR has only its wr_id and length, and
+ * cannot be posted.
  */
 
 #include "work/wr.h"
@@ -18,7 +18,7 @@ int cqn_recv_check(const cqn_sg *sg)
     return 0;
 }
 
-/* The new object owns what `sg` owns. */
+/* The new object takes ownership of the arrays and references of `sg`, even on failure. */
 static PyObject *make_recv_wr(PyTypeObject *type, uint64_t wr_id, cqn_sg *sg)
 {
     cqn_recv_wr *self = (cqn_recv_wr *)type->tp_alloc(type, 0);
@@ -32,7 +32,7 @@ static PyObject *make_recv_wr(PyTypeObject *type, uint64_t wr_id, cqn_sg *sg)
     return (PyObject *)self;
 }
 
-/* Gathered on the stack, and copied to memory of its own when everything was checked. */
+/* The memory is gathered on the stack, and copied to the heap after all checks. */
 static PyObject *recv_wr_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
@@ -55,7 +55,7 @@ static PyObject *recv_wr_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
                : make_recv_wr(type, wr_id, &sg);
 }
 
-/* No tp_clear, as SGE has none: its references are older than itself, so a cycle goes through an
+/* There is no tp_clear, as for SGE: its references are older than itself, so a cycle contains an
  * object that has one. */
 static int recv_wr_traverse(PyObject *op, visitproc visit, void *arg)
 {

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What a send request is: which arguments go together, as far as that does not depend on a queue
- * pair.
+ * The arguments of a send request: which of them go together, independently of a queue pair.
  *
- * It is made in two steps. cqn_send_parse() converts the numbers, which can run any code of the
- * user's. cqn_send_gather() then adds the objects. From there to the post no Python code runs, so
- * what was checked still holds when the device gets the request.
+ * A send request is built in two steps. cqn_send_parse() converts the numbers, which can run
+ * arbitrary code. cqn_send_gather() then adds the objects. From there to the post no Python code
+ * runs, so all checks still hold when the device gets the request.
  */
 
 #include "work/wr.h"
@@ -68,8 +67,8 @@ static bool is_given(PyObject *const *in, int index)
     return in[index] != NULL && in[index] != Py_None;
 }
 
-/* -1 with ValueError if an argument is missing, or given, that `what`, an opcode or a type of QP,
- * needs or does not take. */
+/* Checks that an argument is given exactly if `what`, an opcode or a type of QP, needs it. Returns
+ * -1 with ValueError. */
 static int check_presence(PyObject *const *in, int index, bool wanted, const char *what)
 {
     if (is_given(in, index) == wanted) {
@@ -154,7 +153,7 @@ static int set_remote(PyObject *const *in, const cqn_opcode *op, struct ibv_send
     return op->atomic_write ? check_alignment(op, wr->wr.rdma.remote_addr) : 0;
 }
 
-/* How a window is bound. gather_bind() adds the window and the memory. */
+/* Sets how a window is bound; gather_bind() adds the window and the memory. */
 static int set_bind(PyObject *const *in, cqn_send *out)
 {
     const bool binds = out->opcode->does == CQN_WR_BINDS;
@@ -191,7 +190,7 @@ static int set_imm(PyObject *const *in, const cqn_opcode *op, struct ibv_send_wr
                            : 0;
 }
 
-/* The header that each segment begins with. The device copies it at the post. */
+/* Sets the header that each segment begins with. The device copies it at the post. */
 static int set_tso(PyObject *const *in, cqn_send *out)
 {
     const cqn_opcode *op = out->opcode;
@@ -259,13 +258,13 @@ static int set_flush(PyObject *const *in, cqn_send *out)
                : 0;
 }
 
-/* The SRQ of the peer, for opcodes that consume a receive there. */
+/* Sets the peer's SRQ, for opcodes that consume a receive there. */
 static int set_srq(PyObject *const *in, cqn_send *out)
 {
     return cqn_u32(in[CQN_REMOTE_SRQN], "remote_srqn", 0xffffff, &out->wr.qp_type.xrc.remote_srqn);
 }
 
-/* Which types of queue pair fit the arguments that name the receiver. */
+/* Returns the types of queue pairs that fit the arguments for the receiver. */
 static uint32_t types_by_receiver(PyObject *const *in, const cqn_send *s)
 {
     if (is_given(in, CQN_REMOTE_SRQN)) {
@@ -277,8 +276,8 @@ static uint32_t types_by_receiver(PyObject *const *in, const cqn_send *s)
     return RC | UC | RAW | (s->opcode->solicited ? 0 : XRC);
 }
 
-/* A request that names a receiver is a datagram; one that names an SRQ is for an XRC_SEND QP; all
- * others are for a connected QP, or one of raw packets. */
+/* A request with an address handle is a datagram; one with an SRQ number is for an XRC_SEND QP; all
+ * others are for a connected QP, or one for raw packets. */
 static int set_destination(PyObject *const *in, const cqn_qp *qp, cqn_send *out)
 {
     struct ibv_send_wr *wr = &out->wr;
@@ -374,8 +373,8 @@ static bool is_plain_buffer(cqn_state *st, PyObject *memory)
     return memory != NULL && PyObject_CheckBuffer(memory) && !PyObject_TypeCheck(memory, st->MR);
 }
 
-/* What the opcode needs of the memory. Otherwise the device would fail the request later, or do
- * something else. */
+/* Checks the opcode's requirements on the memory. Otherwise the device would fail the request
+ * later, or do something else. */
 static int check_memory(const cqn_send *s)
 {
     if (s->opcode->fills && !s->sg.writable) {
@@ -394,9 +393,9 @@ static int check_memory(const cqn_send *s)
     return 0;
 }
 
-/* Checks what a peer may do through a window, and whether the MR allows it. The device judges no
- * access at all, and LOCAL_WRITE, which means nothing to a peer. Flags that no window has are
- * refused here: rxe of Linux 6.12 refuses them too, and then can't destroy the window. */
+/* Checks what a peer may do through a window, and whether the MR allows it. No access at all is
+ * left to the device, and so is LOCAL_WRITE, which means nothing to a peer. Invalid flags are
+ * refused here: rxe of Linux 6.12 refuses them too, and then cannot destroy the window. */
 static int check_access(const cqn_mw *mw, const cqn_mr *mr, const struct ibv_mw_bind_info *bind)
 {
     const unsigned int remote =
@@ -435,7 +434,7 @@ static int check_access(const cqn_mw *mw, const cqn_mr *mr, const struct ibv_mw_
     return 0;
 }
 
-/* The consumer's part of a key is its last byte. */
+/* Users choose only the last byte of a key. */
 static int check_rkey(const cqn_mw *mw, const cqn_send *s)
 {
     const uint32_t rkey = s->wr.bind_mw.rkey;
@@ -455,7 +454,7 @@ static int check_rkey(const cqn_mw *mw, const cqn_send *s)
     return 0;
 }
 
-/* The window and what it is bound to. */
+/* Adds the window and the memory that it is bound to. */
 static int gather_bind(PyObject *const *in, cqn_state *st, cqn_send *out)
 {
     struct ibv_mw_bind_info *bind = &out->wr.bind_mw.bind_info;
@@ -498,7 +497,7 @@ static int gather_ah(PyObject *ah, cqn_state *st, cqn_send *out)
 }
 
 /* If the request takes its bytes from a buffer, `out` has a view of it, even after a failure. Only
- * getting that view can run Python code, so it is done first. */
+ * creating that view can run Python code, so it comes first. */
 int cqn_send_gather(PyObject *const *in, cqn_state *st, cqn_send *out)
 {
     if (out->opcode->does == CQN_WR_BINDS) {
@@ -519,7 +518,7 @@ int cqn_send_gather(PyObject *const *in, cqn_state *st, cqn_send *out)
     return check_memory(out);
 }
 
-/* ibv_post_send() does not bind windows of type 1. */
+/* ibv_post_send() does not bind type 1 windows. */
 int cqn_send_check_window(const cqn_send *send)
 {
     if (send->opcode->does == CQN_WR_BINDS &&

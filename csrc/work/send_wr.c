@@ -2,9 +2,9 @@
 /*
  * SendWR: a send request that is built once and posted any number of times.
  *
- * It owns its arrays and holds the MRs, and the address or window; posting copies the struct. The
- * objects that it names stay in their process: a SendWR that was unpickled has only its wr_id,
- * opcode and length, and can't be posted.
+ * It owns its arrays and holds the MRs and the address handle or window; posting copies the struct.
+ * These objects stay in their process: an unpickled SendWR has only its wr_id, opcode and length,
+ * and cannot be posted.
  */
 
 #include "work/wr.h"
@@ -22,7 +22,7 @@ static int build_send(PyObject *const *in, cqn_state *st, cqn_send *out)
     return 0;
 }
 
-/* The new object owns what `send` owns. */
+/* The new object takes ownership of the arrays and references of `send`, even on failure. */
 static PyObject *make_send_wr(PyTypeObject *type, cqn_send *send)
 {
     cqn_send_wr *self = (cqn_send_wr *)type->tp_alloc(type, 0);
@@ -35,7 +35,7 @@ static PyObject *make_send_wr(PyTypeObject *type, cqn_send *send)
     return (PyObject *)self;
 }
 
-/* Gathered on the stack, and copied to memory of its own when everything was checked. */
+/* The memory is gathered on the stack, and copied to the heap after all checks. */
 static PyObject *send_wr_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
@@ -48,11 +48,12 @@ static PyObject *send_wr_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
         cqn_freeze(&in[CQN_SG], &list) < 0 || cqn_send_parse(in, NULL, IBV_WR_SEND, &send) < 0) {
         return NULL;
     }
-    /* The object is made last: taking a buffer can run code, which must not find it half made. */
+    /* The object is created last: getting a buffer can run code, which must not find it incomplete.
+     */
     return build_send(in, cqn_state_of(type), &send) < 0 ? NULL : make_send_wr(type, &send);
 }
 
-/* No tp_clear, as RecvWR has none. */
+/* There is no tp_clear, as for RecvWR. */
 static int send_wr_traverse(PyObject *op, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(op));
@@ -115,7 +116,7 @@ CQN_RARE static PyObject *send_wr_restore(PyObject *op, PyObject *args)
     unsigned int opcode;
     unsigned long long wr_id, length;
     cqn_send send = {.qp_types =
-                         UINT32_MAX}; /* so that each queue pair says why it can't be posted */
+                         UINT32_MAX}; /* each queue pair then raises why it cannot be posted */
     if (!PyArg_ParseTuple(args, "IKK", &opcode, &wr_id, &length) ||
         (send.opcode = cqn_opcode_of(opcode)) == NULL ||
         cqn_sg_restore(&send.sg, binds(&send) ? st->MW : st->MR, length) < 0) {

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The memory of a work request: that of SGEs and MRs, or, for an INLINE send, the bytes of any
- * buffer.
+ * The memory of a work request: SGEs and MRs, or the bytes of any buffer for an INLINE send.
  *
  * During a post everything is on the stack and borrowed, since the arguments hold it. A SendWR or
  * RecvWR owns its arrays and references (cqn_sg_keep()).
@@ -58,7 +57,7 @@ int cqn_sg_locate(cqn_state *st, PyObject *item, cqn_mr **mr, uint64_t *addr, ui
     return 0;
 }
 
-/* Runs no Python code, so the arguments keep what is borrowed. */
+/* Runs no Python code, so the arguments keep the borrowed objects alive. */
 static int gather_one(cqn_sg *sg, cqn_state *st, PyObject *item)
 {
     cqn_mr *mr;
@@ -95,7 +94,7 @@ int cqn_sg_gather(cqn_sg *sg, cqn_state *st, PyObject *value)
     if (!PyList_Check(value) && !PyTuple_Check(value)) {
         return gather_one(sg, st, value);
     }
-    /* Nothing in gather_one() runs Python code, so the sequence can't change. */
+    /* gather_one() runs no Python code, so the sequence cannot change */
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(value); i++) {
         if (gather_one(sg, st, PySequence_Fast_GET_ITEM(value, i)) < 0) {
             return -1;
@@ -104,7 +103,7 @@ int cqn_sg_gather(cqn_sg *sg, cqn_state *st, PyObject *value)
     return 0;
 }
 
-/* The bytes of an INLINE send are copied while it is posted, so any buffer will do. */
+/* The bytes of an INLINE send are copied during the post, so any buffer is accepted. */
 int cqn_sg_gather_bytes(cqn_sg *sg, PyObject *buffer)
 {
     if (PyObject_GetBuffer(buffer, &sg->bytes, PyBUF_SIMPLE) < 0) {
@@ -117,7 +116,7 @@ int cqn_sg_gather_bytes(cqn_sg *sg, PyObject *buffer)
     return 0;
 }
 
-/* All must be open, and of one PD: the queue's, or that of the first. */
+/* All objects must be open, and on one PD: the queue's, or else the first one's. */
 static int check_pinned(const cqn_sg *sg, const cqn_object *pd, const char *whose)
 {
     for (uint32_t i = 0; i < sg->num_pinned; i++) {
@@ -158,7 +157,7 @@ int cqn_sg_keep(cqn_sg *sg)
     return check_pinned(sg, NULL, "rest of the work request") < 0 ? -1 : own(sg);
 }
 
-/* Each copy has a view of the buffer. */
+/* Each copy gets its own view of the buffer. */
 CQN_RARE int cqn_sg_copy(cqn_sg *sg)
 {
     PyObject *buffer = sg->bytes.obj;
@@ -173,7 +172,7 @@ CQN_RARE int cqn_sg_copy(cqn_sg *sg)
     return 0;
 }
 
-/* Its name is for messages: a queue refuses it because it is closed. */
+/* The name is for messages: a queue refuses the object because it is closed. */
 static const cqn_kind left_kind = {.name = "work request", .clear = cqn_clear};
 
 CQN_RARE int cqn_sg_restore(cqn_sg *sg, PyTypeObject *type, uint64_t length)

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-/* What SendWR and RecvWR, and the posting of both, have in common: the wr_id, lists of requests,
- * the error for a post that the device refused, and the state of the queue pair. */
+/* The common part of SendWR and RecvWR and of posting them: the wr_id, lists of work requests, the
+ * error for a post that the device refused, and the state of the queue pair. */
 
 #include "work/wr.h"
 
-/* The offset is that of the wr_id in the object. */
+/* `offset` is the offset of the wr_id in the object. */
 PyObject *cqn_wr_get_id(PyObject *op, void *offset)
 {
     CQN_LOCKED;
@@ -47,11 +47,11 @@ bool cqn_wr_is_list(PyObject *value, PyTypeObject *type)
            Py_IS_TYPE(PySequence_Fast_GET_ITEM(value, 0), type);
 }
 
-/* All elements must be of that type. */
+/* All items must have this type. */
 PyObject *cqn_wr_list(PyObject *value, PyTypeObject *type)
 {
     Py_ssize_t n = PySequence_Fast_GET_SIZE(value);
-    PyObject *list = PyTuple_New(n); /* it can run code that changes the list */
+    PyObject *list = PyTuple_New(n); /* can run code that changes the list */
     if (list != NULL && n != PySequence_Fast_GET_SIZE(value)) {
         PyErr_SetString(PyExc_RuntimeError, "the list was changed while it was read");
         Py_CLEAR(list);
@@ -70,7 +70,7 @@ PyObject *cqn_wr_list(PyObject *value, PyTypeObject *type)
     return list;
 }
 
-/* Many iWARP devices lack these, and no attribute says so. */
+/* Many iWARP devices lack these features, and no attribute shows it. */
 static const char *hint(const cqn_wr_refusal *r)
 {
     const struct ibv_context *context = r->owner->context->base.handle;
@@ -80,7 +80,7 @@ static const char *hint(const cqn_wr_refusal *r)
                                      : "";
 }
 
-/* A device that does not say which request it refused may carry out any of them: all count as
+/* A device that does not report which request it refused may carry out any of them: all count as
  * posted. */
 CQN_RARE void *cqn_wr_refused(const cqn_wr_refusal *r)
 {
@@ -120,7 +120,7 @@ uint32_t cqn_qp_query_limit(struct ibv_qp *qp, uint8_t port_num)
     return qp->qp_type == IBV_QPT_UD ? UINT32_C(128) << port.active_mtu : port.max_msg_sz;
 }
 
-/* Afterwards the state that we have noted is the one that the device was last given. */
+/* Afterwards qp->state is the state that the device was last set to. */
 int cqn_qp_await_turn(cqn_qp *self)
 {
     while (cqn_open(&self->base) != NULL) {

@@ -1,31 +1,31 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The work requests of a queue that have not completed, what each keeps alive, and the ids under
- * which the device knows them.
+ * The work requests of a queue that have not completed, the objects that each keeps alive, and the
+ * ids that the device has for them.
  *
- * The user's wr_id, any number of 64 bits, stays in the WR queue. The device gets
+ * The user's wr_id, any 64-bit number, stays in the WR queue. The device gets an id instead:
  *
  *   bits 63 to 48   generation
- *   bits 47 to 24   slot: where the work request is in the queue
- *   bits 23 to 0    number of the queue, which no other queue has at the time; never 0
+ *   bits 47 to 24   slot: the place of the work request in the queue
+ *   bits 23 to 0    number of the queue, unique at any time; never 0
  *
- * so that a completion leads to its work request without a search. The slot is that of the last
- * entry of the work request; in the queue of an SRQ, that of the first. The generation shows
- * whether a work request is still in the WR queue, or its slot belongs to another one now. In the
- * queue of a queue pair, slot and generation are one number that counts entries; it skips a whole
- * generation when the device refuses a work request, or when all are forgotten. In the queue of an
- * SRQ the generation counts work requests. A number is free again when no completion of its queue
- * can be polled any more. The inline functions of queue.h make ids and take them apart.
+ * A completion thus leads to its work request without a search. The slot is that of the last entry
+ * of the work request; in the queue of an SRQ, of the first. The generation shows whether a work
+ * request is still in the WR queue, or its slot now belongs to another one. In the queue of a queue
+ * pair, slot and generation form one number that counts entries; it skips a whole generation when
+ * the device refuses a work request, or when all are forgotten. In the queue of an SRQ the
+ * generation counts work requests. A number is free again when no completion of its queue can be
+ * polled any more. The inline functions of queue.h build ids and take them apart.
  *
- * The queues of a queue pair complete in order, so a completion stands for all work requests before
- * it, signaled or not: these queues are rings.
+ * The queues of a queue pair complete in order, so a completion stands for all earlier work
+ * requests, signaled or not: these queues are rings.
  *
  * The receives of an SRQ complete in the order of the messages of several queue pairs, on several
  * CQs, so a completion stands only for its own request. A receive that a queue pair took and never
- * completed stays in the queue. So these queues have slots, and the free ones are linked.
+ * completed stays in the queue. So these queues have slots, and the free slots are linked.
  *
- * A queue outlives its queue pair as long as the device may have completions of it: it keeps
- * nothing alive then, but has their wr_ids. The CQ of these completions drops it when it was found
+ * A queue outlives its queue pair as long as the device may have completions of it: it then keeps
+ * only the wr_ids, and no objects alive. The CQ of these completions frees it after it was found
  * empty.
  */
 
@@ -38,8 +38,8 @@ static cqn_wr *entry_at(const cqn_wr_queue *q, size_t i)
 
 /* ---- numbers ---- */
 
-/* Where a queue begins to count: in a debug build shortly before slots and generations begin again,
- * so that its tests see that as well. */
+/* Where a queue begins to count: in a debug build shortly before slots and generations wrap around,
+ * so the tests cover that. */
 #ifdef CQN_FAULTS
 #define FIRST_SLOT (CQN_WR_SLOTS - 8)
 #define FIRST_GENERATION UINT64_C(0xfff0)
@@ -48,13 +48,13 @@ static cqn_wr *entry_at(const cqn_wr_queue *q, size_t i)
 #define FIRST_GENERATION UINT64_C(0)
 #endif
 
-/* Free numbers are linked through the table; a link is odd, which no pointer is. */
+/* Free numbers are linked through the table; a link is odd, and a pointer is not. */
 static cqn_wr_queue *link_to(uint32_t number)
 {
     return (cqn_wr_queue *)((uintptr_t)number << 1 | 1);
 }
 
-/* No queue has the number 0, which ends the list of free ones. */
+/* No queue has the number 0, which ends the list of free numbers. */
 static int grow_queue_table(cqn_state *st)
 {
     const uint32_t old = st->queues_len, len = old ? old * 2 : 64;
@@ -76,7 +76,8 @@ static int grow_queue_table(cqn_state *st)
     return 0;
 }
 
-/* A number is used again after its queue is gone; the generation then distinguishes the queues. */
+/* A number is reused after its queue was freed; the generation then distinguishes the two
+ * queues. */
 static int register_queue(cqn_state *st, cqn_wr_queue *q)
 {
     if (st->free_number == 0 && grow_queue_table(st) < 0) {
@@ -86,7 +87,7 @@ static int register_queue(cqn_state *st, cqn_wr_queue *q)
     st->free_number = (uint32_t)((uintptr_t)st->queues[number] >> 1);
     st->queues[number] = q;
     q->number = number;
-    /* Another generation than that of the queue that had the number before. */
+    /* another generation than the number's previous queue */
     q->next = (FIRST_GENERATION + st->queues_made++) * CQN_WR_SLOTS + FIRST_SLOT;
     return 0;
 }
@@ -97,9 +98,9 @@ static void unregister_queue(cqn_state *st, const cqn_wr_queue *q)
     st->free_number = q->number;
 }
 
-/* ---- a queue, and its capacity ---- */
+/* ---- a queue and its capacity ---- */
 
-/* It has one user, and a number by which completions find it. */
+/* Returns a registered queue with one user; NULL with MemoryError. */
 static cqn_wr_queue *new_queue(const cqn_object *owner)
 {
     cqn_wr_queue *q = PyMem_Calloc(1, sizeof(*q));
@@ -143,7 +144,7 @@ cqn_wr_queue *cqn_wr_queue_new_shared(const cqn_object *srq)
     return q;
 }
 
-/* When the last user goes, no entry keeps anything alive. */
+/* With the last user, no entry keeps anything alive. */
 void cqn_wr_queue_drop(cqn_state *st, cqn_wr_queue *q)
 {
     while (q != NULL && --q->users == 0) {
@@ -155,8 +156,8 @@ void cqn_wr_queue_drop(cqn_state *st, cqn_wr_queue *q)
     }
 }
 
-/* All requests keep their slots. The new slots come before those that were free. The lengths say
- * how many there are, so nothing ends the list. */
+/* All requests keep their slots. The new slots come before the free ones. The lengths limit the
+ * list, so nothing marks its end. */
 static void adopt_slots(cqn_wr_queue *q, const cqn_wr_queue *old)
 {
     for (size_t i = 0; i < old->capacity; i++) {
@@ -168,7 +169,7 @@ static void adopt_slots(cqn_wr_queue *q, const cqn_wr_queue *old)
     q->free = (uint32_t)old->capacity;
 }
 
-/* A ring is copied in its order. The slots of an SRQ stay where they are, since ids of requests in
+/* A ring is copied in its order. The slots of an SRQ keep their places, since ids of requests in
  * flight lead to them. */
 int cqn_wr_queue_grow(cqn_wr_queue *q, size_t n)
 {
@@ -215,7 +216,7 @@ void cqn_wr_queue_push_shared(cqn_wr_queue *q, uint64_t wr_id, const cqn_sg *sg)
     q->signaled++;
 }
 
-/* The second entry has the id that it deletes in the place of a wr_id. */
+/* The second entry has the id of the deleted receive instead of a wr_id. */
 void cqn_wr_queue_push_op(cqn_wr_queue *q, uint64_t wr_id, uint64_t deleted)
 {
     cqn_object *nothing[2] = {NULL, NULL};
@@ -228,7 +229,7 @@ void cqn_wr_queue_push_op(cqn_wr_queue *q, uint64_t wr_id, uint64_t deleted)
 
 /* ---- completions ---- */
 
-/* Releases an entry, which stays where it is. A last reference is deferred. */
+/* Releases an entry, which stays in its place. A last reference is deferred. */
 static void release_entry(cqn_wr_queue *q, const cqn_wr *wr, cqn_object **deferred)
 {
     if (wr->last && !(wr->marks & CQN_WR_FORGOTTEN)) {
@@ -241,7 +242,7 @@ static void release_entry(cqn_wr_queue *q, const cqn_wr *wr, cqn_object **deferr
     }
 }
 
-/* The bind whose first entry is at `i` has ended. */
+/* Ends the bind whose first entry is at `i`. */
 static void finish_bind(const cqn_wr_queue *q, size_t i, bool ok, cqn_object **deferred)
 {
     const cqn_wr *wr = entry_at(q, i);
@@ -249,7 +250,7 @@ static void finish_bind(const cqn_wr_queue *q, size_t i, bool ok, cqn_object **d
     cqn_mw_bound((cqn_mw *)wr->pinned, mr, wr->rkey, ok, deferred);
 }
 
-/* Notes what the request whose first entry is at `i`, and that has ended, did to a window. */
+/* Records the effect of an ended request, with its first entry at `i`, on a window. */
 static void update_window(cqn_context *ctx, const cqn_wr_queue *q, size_t i, bool ok,
                           cqn_object **deferred)
 {
@@ -278,8 +279,8 @@ static inline void see_if_flushed(cqn_wr_queue *q)
     }
 }
 
-/* The first n entries are done. All requests were carried out, except the last one if it is not
- * `ok`: a request that fails always has a completion, and so has one that is awaited. */
+/* Retires the first n entries. All requests were carried out, except the last one if it is not
+ * `ok`: a failed request always has a completion, and so has an awaited one. */
 static void pop_entries(cqn_context *ctx, cqn_wr_queue *q, size_t n, bool ok, cqn_object **deferred)
 {
     for (size_t i = 0; i < n; i++) {
@@ -296,8 +297,8 @@ static void pop_entries(cqn_context *ctx, cqn_wr_queue *q, size_t n, bool ok, cq
     see_if_flushed(q);
 }
 
-/* The object that the requests of the latest completions kept alive, of all since that one: mostly
- * it is the same for all, and is released once. */
+/* A run of completions whose requests kept the same object alive, as most do; it is released once
+ * for all of them. */
 typedef struct {
     cqn_object *object; /* or NULL */
     const struct ibv_wc *since;
@@ -321,15 +322,15 @@ static inline void add_to_run(pinned_run *run, cqn_object *object, const struct 
     }
 }
 
-/* Whether `wc` says that a plain request succeeded, and nothing else except its length. (rxe sets
- * the flag GRH for every receive.) */
+/* Whether `wc` reports only the success of a plain request, and its length. (rxe sets GRH for every
+ * receive.) */
 static inline bool is_plain_success(const cqn_wr *wr, const struct ibv_wc *wc)
 {
     return wc->status == IBV_WC_SUCCESS && (wc->wc_flags & ~(unsigned)IBV_WC_GRH) == 0 && wr->plain;
 }
 
-/* The same as cqn_wr_completed(), if `wc` is of the first request of the queue, and of a plain one,
- * as none of an SRQ is. Returns whether it is. */
+/* Like cqn_wr_completed() if `wc` belongs to the first request of the queue, and a plain one.
+ * Returns false otherwise, as for any SRQ. */
 static inline bool complete_first(cqn_wr_queue *q, struct ibv_wc *wc, pinned_run *pinned,
                                   cqn_object **deferred)
 {
@@ -350,8 +351,8 @@ static inline bool complete_first(cqn_wr_queue *q, struct ibv_wc *wc, pinned_run
     return true;
 }
 
-/* Does it for as many of n completions as are of the next requests of the queue, one after the
- * other. Returns how many. */
+/* The same for as many of n completions as belong to consecutive requests from the first one on.
+ * Returns their number. */
 static inline size_t complete_next(cqn_wr_queue *q, struct ibv_wc *wcs, size_t n,
                                    pinned_run *pinned, cqn_object **deferred)
 {
@@ -377,7 +378,8 @@ static inline size_t complete_next(cqn_wr_queue *q, struct ibv_wc *wcs, size_t n
     return i;
 }
 
-/* The first completion of a queue is retired by itself, since the next one is often of another. */
+/* The first completion of a queue is retired separately, since the next one often belongs to
+ * another queue. */
 size_t cqn_wr_completed_run(const cqn_object *cq, uint32_t special, struct ibv_wc *wcs, size_t n,
                             cqn_wr_queue **last, cqn_object **deferred)
 {
@@ -405,8 +407,8 @@ size_t cqn_wr_completed_run(const cqn_object *cq, uint32_t special, struct ibv_w
     return (size_t)(wc - wcs);
 }
 
-/* How many entries of a ring are done when the request of that id has completed; 0: it is not in
- * the WR queue. */
+/* Returns how many entries of a ring are done when the request with this id completes; 0: it is not
+ * in the WR queue. */
 static size_t entries_up_to(const cqn_wr_queue *q, uint64_t id)
 {
     const uint64_t position = cqn_wr_position(id);
@@ -418,7 +420,7 @@ static size_t entries_up_to(const cqn_wr_queue *q, uint64_t id)
     return wr->last && wr->generation == cqn_wr_generation(position) ? i + 1 : 0;
 }
 
-/* Returns the request if a task awaits it. */
+/* Returns the awaitable, borrowed, if a task awaits the request. */
 static cqn_awaitable *completed_in_order(cqn_context *ctx, cqn_wr_queue *q, struct ibv_wc *wc,
                                          cqn_object **deferred)
 {
@@ -447,8 +449,7 @@ bool cqn_wr_is_probe(const cqn_wr_queue *q, const struct ibv_wc *wc)
     return n > 0 && (entry_at(q, n - 1)->marks & CQN_WR_PROBE);
 }
 
-/* The first slot of the request of that id in the queue of an SRQ; NULL: it is not in the WR queue.
- */
+/* Returns the first slot of an SRQ's request with this id; NULL: it is not in the WR queue. */
 static cqn_wr *slot_of(const cqn_wr_queue *q, uint64_t id)
 {
     const uint64_t position = cqn_wr_position(id);
@@ -462,8 +463,7 @@ bool cqn_wr_queue_has(const cqn_wr_queue *q, uint64_t id)
     return slot_of(q, id) != NULL;
 }
 
-/* Frees the slots of a request, which are linked. Returns the id of the receive that it was to
- * delete, or 0. */
+/* Frees the linked slots of a request. Returns the id of the receive that it deletes, or 0. */
 static uint64_t free_slots(cqn_wr_queue *q, cqn_wr *first, cqn_object **deferred)
 {
     cqn_wr done;
@@ -481,7 +481,7 @@ static uint64_t free_slots(cqn_wr_queue *q, cqn_wr *first, cqn_object **deferred
     return deleted;
 }
 
-/* A device can report that a tag has matched before the data is there. */
+/* A device can report a tag match before the data has arrived. */
 static bool is_to_come(const struct ibv_wc *wc)
 {
     return wc->opcode == IBV_WC_TM_RECV && wc->status == IBV_WC_SUCCESS &&
@@ -524,8 +524,7 @@ void cqn_wr_queue_forget(cqn_wr_queue *q, cqn_object **deferred)
     for (size_t i = 0; i < n; i++) {
         cqn_wr *wr = q->is_shared ? &q->ring[i] : entry_at(q, i);
         if (wr->does == CQN_WR_BINDS) {
-            finish_bind(q, i, true,
-                        deferred); /* nothing says whether the device did: it counts as done */
+            finish_bind(q, i, true, deferred); /* unknown whether the device did: counts as done */
         }
         if (wr->pinned != NULL) {
             wr->pinned->pins--;
@@ -539,7 +538,7 @@ void cqn_wr_queue_forget(cqn_wr_queue *q, cqn_object **deferred)
         wr->marks = CQN_WR_FORGOTTEN | (wr->marks & CQN_WR_PROBE);
         wr->plain = false;
     }
-    while (q->waiting.first != NULL) { /* lost() takes it from the line */
+    while (q->waiting.first != NULL) { /* lost() removes it from the list */
         q->qp->base.state->awaiting->lost(q->waiting.first, q->qp);
     }
     q->requests = q->signaled = 0;
