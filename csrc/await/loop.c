@@ -7,9 +7,9 @@
  * these calls can run arbitrary code.
  *
  * No loop reports the beginning of an iteration. A new iteration has begun when a channel is
- * dispatched for the second time, or when a task goes on after a sleep. So the core may count fewer
- * iterations than there are, never more. Everything that runs in one iteration of a thread's loops
- * shares a budget, so a task that never has to sleep does not starve the others.
+ * dispatched for the second time, or when a task continues after a sleep. So the core may count
+ * fewer iterations than there are, never more. Everything that runs in one iteration of a thread's
+ * loops shares a budget, so a task that never has to sleep does not starve the others.
  */
 
 #include "await/loop.h"
