@@ -194,7 +194,7 @@ struct cqn_awaitable {
     /* For operations: */
     cqn_wr_queue *queue; /* WR queue of a POSTED operation */
     uint64_t position;   /* its place there; of a completion(), among the engine's */
-    struct ibv_sge *sge; /* of a receive, to recognise its memory */
+    struct ibv_sge *sge; /* of a receive, to recognize its memory */
     uint32_t num_sge;
     struct ibv_sge one;
     struct ibv_wc wc; /* the result if COMPLETE */

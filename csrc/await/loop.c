@@ -206,7 +206,7 @@ PyObject *cqn_channel_set_loop(PyObject *op, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* An asyncio loop that already reads the channel is recognised without a call of the AsyncCQ. */
+/* An asyncio loop that already reads the channel is recognized without a call of the AsyncCQ. */
 int cqn_loop_attach(cqn_engine *self)
 {
     const int known = runs_in(self->state, self->channel->raw_loop);
