@@ -37,7 +37,7 @@
  * Completions are routed as they are read from the device, where no Python code runs: each one goes
  * to the operation that posted the work request, to the completion() that claims its wr_id, or into
  * the stash of the CQ. Awaitables with a result are listed, and woken after the routing. A wait()
- * is woken without a result: when its task goes on it takes what is in the stash then, and wakes
+ * is woken without a result: when its task continues it takes what is in the stash then, and wakes
  * the next one if something is left. So a task that is cancelled at that moment loses nothing.
  *
  * Any thread may close the AsyncCQ, its CQ, the channel, a queue pair or the context, and poll or
@@ -60,7 +60,7 @@
  *   iterator,  the other library, which puts the task   nothing: by `activity`, a change of the
  *   iterate,   to sleep, or gets an exception for it    state wakes the task, which may not sleep
  *   throw                                               yet
- *   yield      call_soon() of the task itself           nothing: the task goes on, and checks
+ *   yield      call_soon() of the task itself           nothing: the task continues, and checks
  *   stash      destructors of completed requests        the stash; if it is empty AsyncCQ and CQ
  *   event      as in prepare, in the loop's callback    `woken`, the list of those to be woken
  *   wake       call_soon() of each task                 the same, each time
@@ -120,9 +120,9 @@ typedef enum {
 /* How far the waking of its task is. */
 typedef enum {
     CQN_UNWOKEN,
-    CQN_LISTED,    /* to be woken: the engine's list owns a reference */
-    CQN_WOKEN,     /* removed from that list: the task goes on at once, or its code already runs */
-    CQN_SCHEDULED, /* passed to the event loop, and counted: the task goes on soon */
+    CQN_LISTED, /* to be woken: the engine's list owns a reference */
+    CQN_WOKEN,  /* removed from that list: the task continues at once, or its code already runs */
+    CQN_SCHEDULED,       /* passed to the event loop, and counted: the task continues soon */
     CQN_SCHEDULED_LISTED /* the same, and listed once more */
 } cqn_wake;
 
@@ -142,7 +142,7 @@ typedef enum {
 } cqn_pause;
 
 /* Why an operation will never complete: its queue pair was closed or reset, or a later work request
- * of the same queue completed first. The exception is created when the task goes on. */
+ * of the same queue completed first. The exception is created when the task continues. */
 typedef enum { CQN_NOT_LOST, CQN_LOST_CLOSED, CQN_LOST_RESET, CQN_LOST_SKIPPED } cqn_loss;
 
 /* The object that a method of an AsyncCQ returns and a task awaits. */
@@ -194,7 +194,7 @@ struct cqn_awaitable {
     /* For operations: */
     cqn_wr_queue *queue; /* WR queue of a POSTED operation */
     uint64_t position;   /* its place there; of a completion(), among the engine's */
-    struct ibv_sge *sge; /* of a receive, to recognise its memory */
+    struct ibv_sge *sge; /* of a receive, to recognize its memory */
     uint32_t num_sge;
     struct ibv_sge one;
     struct ibv_wc wc; /* the result if COMPLETE */

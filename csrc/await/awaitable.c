@@ -9,8 +9,8 @@
  * the routing of completions (engine.c).
  *
  * A completion finds its awaitable by its work request, or by the wr_id that a completion() claims.
- * Completions are routed where no Python code may run. So nothing here wakes a task, and no change
- * of a list runs Python code.
+ * Completions are routed where no Python code may run. Nothing here wakes a task, therefore, and no
+ * change of a list runs Python code.
  */
 
 #include "await/awaitable.h"
@@ -415,7 +415,7 @@ void cqn_awaitable_fail(cqn_awaitable *awaitable, PyObject *error)
     cqn_awaitable_wake_later(cqn_awaitable_ref(awaitable));
 }
 
-/* The exception is created when the task goes on, because no Python code may run here. */
+/* The exception is created when the task continues, because no Python code may run here. */
 void cqn_awaitable_lost(cqn_awaitable *awaitable, const cqn_qp *qp)
 {
     awaitable->lost = qp == NULL                ? CQN_LOST_SKIPPED

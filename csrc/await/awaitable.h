@@ -110,7 +110,7 @@ static inline cqn_awaitable *cqn_engine_pop_woken(cqn_engine *self)
     return awaitable;
 }
 
-/* Called when the task goes on, or never will: nothing waits for it to overtake any more. */
+/* Called when the task continues, or never will: nothing waits for it to overtake any more. */
 static inline void cqn_awaitable_goes_on(cqn_awaitable *self)
 {
     if (self->wake >= CQN_SCHEDULED) {

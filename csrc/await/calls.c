@@ -246,7 +246,7 @@ PyObject *cqn_engine_completion(PyObject *op, PyObject *const *args, Py_ssize_t 
 
 /* ---- the common part of the first step ---- */
 
-/* Raises a failure that no task got yet, if it affects this QP; NULL stands for any. Returns -1
+/* Raises a failure that no task got yet, if it affects this QP; NULL means any. Returns -1
  * with an exception, 0 if there is none. */
 static int raise_report(cqn_engine *self, cqn_qp *qp)
 {
@@ -266,7 +266,7 @@ static int raise_report(cqn_engine *self, cqn_qp *qp)
 }
 
 /* Checks that a task can wait: the AsyncCQ works, the running loop reads its channel, and no
- * unreported failure affects this QP; NULL stands for any. Returns -1 with an exception. */
+ * unreported failure affects this QP; NULL means any. Returns -1 with an exception. */
 static int check_can_wait(cqn_engine *self, cqn_qp *qp)
 {
     return cqn_engine_check_open(self) < 0 || cqn_loop_attach(self) < 0 ||

@@ -26,7 +26,7 @@
 #include "await/taker.h"
 #include "await/wakeup.h"
 
-#define BATCHES 4 /* polled in a row before the event loop goes on */
+#define BATCHES 4 /* polled in a row before the event loop continues */
 
 /* ---- failures ---- */
 
@@ -106,13 +106,13 @@ static int wake(cqn_awaitable *self, bool resume)
         return 0;
     }
     if (resume && Py_IS_TYPE(self->wakeup, st->Wakeup)) {
-        self->iteration = 0; /* the task goes on in this iteration of the loop, not in the next */
+        self->iteration = 0; /* the task continues in this iteration of the loop, not in the next */
     }
     return cqn_wakeup_of_any(st, self->wakeup, resume);
 }
 
 /* Wakes one task. If a signal handler raises meanwhile, its exception is kept for the caller, and
- * the task is woken all the same. */
+ * the task is woken nevertheless. */
 static void wake_task(cqn_awaitable *awaitable, bool resume, PyObject **interrupt)
 {
     if (!resume && awaitable->wakeup != NULL && awaitable->wake < CQN_SCHEDULED) {
@@ -140,8 +140,8 @@ static bool may_resume(cqn_engine *self)
     return true;
 }
 
-/* The tasks go on in later steps of the event loop. With `resume` the first one goes on at once,
- * after the others were passed to the loop; this is only for the loop's callback, because
+/* The tasks continue in later steps of the event loop. With `resume` the first one continues at
+ * once, after the others were passed to the loop; this is only for the loop's callback, because
  * everywhere else another task is running. */
 int cqn_engine_wake_listed(cqn_engine *self, bool resume)
 {
@@ -244,7 +244,7 @@ static int poll_and_arm(cqn_engine *self, bool polled, cqn_object **deferred)
     return more ? 0 : cqn_cq_arm(cq, solicited);
 }
 
-/* Polls a few times in a row. If completions still arrive then, the event loop goes on first. */
+/* Polls a few times in a row. If completions still arrive then, the event loop continues first. */
 static int poll_until_safe(cqn_engine *self, bool polled)
 {
     cqn_object *deferred = NULL;

@@ -28,7 +28,7 @@ int cqn_engine_look(cqn_engine *self);
 /* ---- waking ---- */
 
 /* Wakes the tasks of all listed awaitables: they go on soon. With `resume`, which only the loop's
- * callback may pass, the first one goes on at once. Returns -1 with the exception of a signal
+ * callback may pass, the first one continues at once. Returns -1 with the exception of a signal
  * handler. */
 int cqn_engine_wake_listed(cqn_engine *self, bool resume);
 
@@ -44,7 +44,7 @@ static inline void cqn_engine_count_wakeup(cqn_engine *self, size_t completions)
 
 /* ---- failures ---- */
 
-/* Gives an error to every task whose wait may depend on this QP; NULL stands for any. Returns
+/* Gives an error to every task whose wait may depend on this QP; NULL means any. Returns
  * whether a task or the taker got it. */
 bool cqn_engine_notify(cqn_engine *self, PyObject *error, const PyObject *qp);
 

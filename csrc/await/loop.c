@@ -7,9 +7,9 @@
  * these calls can run arbitrary code.
  *
  * No loop reports the beginning of an iteration. A new iteration has begun when a channel is
- * dispatched for the second time, or when a task goes on after a sleep. So the core may count fewer
- * iterations than there are, never more. Everything that runs in one iteration of a thread's loops
- * shares a budget, so a task that never has to sleep does not starve the others.
+ * dispatched for the second time, or when a task continues after a sleep. So the core may count
+ * fewer iterations than there are, never more. Everything that runs in one iteration of a thread's
+ * loops shares a budget, so a task that never has to sleep does not starve the others.
  */
 
 #include "await/loop.h"
@@ -206,7 +206,7 @@ PyObject *cqn_channel_set_loop(PyObject *op, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* An asyncio loop that already reads the channel is recognised without a call of the AsyncCQ. */
+/* An asyncio loop that already reads the channel is recognized without a call of the AsyncCQ. */
 int cqn_loop_attach(cqn_engine *self)
 {
     const int known = runs_in(self->state, self->channel->raw_loop);

@@ -12,10 +12,10 @@
  *     (`_stopping`), and it is not in debug mode, which times each callback (`_debug`);
  *   - the loop was about to sleep, and the first of its timers (`_scheduled`) is still the same.
  *
- * Otherwise select() returns, and the loop goes on as with any other selector. So callbacks run in
- * the same order as with any other, in their contexts, and the loop reports their exceptions as
+ * Otherwise select() returns, and the loop continues as with any other selector. So callbacks run
+ * in the same order as with any other, in their contexts, and the loop reports their exceptions as
  * usual. Each round polls all descriptors and runs signal handlers; after a number of rounds the
- * loop goes on in any case.
+ * loop continues in any case.
  *
  * The attributes named above, and those of a Handle, are private to asyncio. If one is missing, or
  * has another type than in the known versions, select() leaves all calls to the loop.

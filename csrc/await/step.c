@@ -58,7 +58,7 @@ static void keep_report(cqn_engine *self, PyObject *error)
     }
 }
 
-/* The task goes on without its awaitable, because it was cancelled or failed. */
+/* The task continues without its awaitable, because it was cancelled or failed. */
 void cqn_awaitable_give_up(cqn_awaitable *self)
 {
     cqn_engine *engine = (cqn_engine *)Py_NewRef((PyObject *)self->engine);
@@ -450,7 +450,7 @@ static int refuse_to_run(const cqn_awaitable *self, PyObject *value)
     return -1;
 }
 
-/* Called when the task goes on where it slept. */
+/* Called when the task continues where it slept. */
 static void woke_up(cqn_awaitable *self)
 {
     cqn_cq *cq = self->engine->cq;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * A taker gets all completions of a CQ that no awaitable claims, in place of tasks in wait(). It is
- * written in C, and called where tasks are woken: after the routing, when the CQ is armed. So there
- * is no task for it, no future and no list of completions. It can wake tasks of its own, one of
- * them within the callback of the event loop.
+ * written in C, and called where tasks are woken: after the routing, when the CQ is armed. It needs
+ * no task, no future and no list of completions. It can wake tasks of its own, one of them within
+ * the callback of the event loop.
  *
  * To the engine it is like a task that always waits: while there is a taker the CQ is armed, and
  * the channel holds the engine. The taker may run arbitrary code.

@@ -63,7 +63,7 @@ void cqn_wakeup_yield(PyObject *op)
 
 /* ---- waking ---- */
 
-/* The task goes on in its own context, which asyncio passed with the callback. */
+/* The task continues in its own context, which asyncio passed with the callback. */
 static int call_soon(wakeup *self)
 {
     PyObject *method = PyObject_GetAttrString(self->loop, "call_soon");
@@ -84,7 +84,7 @@ static int call_soon(wakeup *self)
  * task. A closed loop will not call, so the callback is dropped. The Wakeup is done at once,
  * because the calls of the loop can run arbitrary code, such as a signal handler, which may cancel
  * the task. If they raise, this function can be called again; if the loop then calls twice, the
- * task goes on only once. */
+ * task continues only once. */
 static int schedule_task(wakeup *self)
 {
     self->done = true;
@@ -100,7 +100,7 @@ static int schedule_task(wakeup *self)
         Py_CLEAR(self->context);
     }
     if (is_closed < 0 || (is_closed == 0 && call_soon(self) < 0)) {
-        self->done = self->callback == NULL; /* the task may have gone on all the same */
+        self->done = self->callback == NULL; /* the task may have gone on nevertheless */
         return -1;
     }
     return 0;

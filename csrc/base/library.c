@@ -3,8 +3,8 @@
  * libibverbs: loading it, and its functions under the names declared in <infiniband/verbs.h>.
  *
  * The core is not linked with libibverbs. Each function is defined here instead, hidden, and calls
- * the library's. So calls look as in any program, even in the header's inline functions, and cost
- * one jump, as through the linker's table.
+ * the library's. Calls therefore look as usual, even in the header's inline functions, and cost one
+ * jump, as through the linker's table.
  *
  * A function is looked up as the linker would: first among preloaded libraries and those that the
  * program is linked with, then in libibverbs; in the default version, as dlsym(3) does.

@@ -77,7 +77,7 @@ static inline int cqn_freeze(PyObject **value, PyObject **copy)
 
 #define cqn_enable_try_ref PyUnstable_EnableTryIncRef
 
-/* PyUnstable_TryIncRef() recognises a dying object by its merged count. A finalizer such as __del__
+/* PyUnstable_TryIncRef() recognizes a dying object by its merged count. A finalizer such as __del__
  * gives the object back to its thread, with a local count; after that has dropped to 0 the call
  * would accept the object in this thread. */
 static inline int cqn_try_ref_object(PyObject *op)

@@ -233,7 +233,7 @@ bool cqn_is_ending(void);
 /* ---- close.c ---- */
 
 /* Closes the object; with `cascade`, first everything that uses it. Returns -1 with an exception:
- * the object stays open, or a callback was interrupted and the object is closed all the same. */
+ * the object stays open, or a callback was interrupted and the object is closed nevertheless. */
 int cqn_close(cqn_object *self, bool cascade);
 
 /* ---- object_methods.c ---- */

@@ -5,8 +5,9 @@
  *
  * A trace point is a nop and a note in the ELF file. A tracer replaces the nop while it traces. The
  * note describes where the nop is, and in which register, constant or memory each argument is;
- * notes are never loaded. So a trace point costs only the nop, provided that the arguments are
- * values at hand. The format is that of <sys/sdt.h>, which is not installed on every machine.
+ * notes are never loaded. A trace point costs only the nop if its arguments are constants, or
+ * already in registers or memory. The format is that of <sys/sdt.h>, which is not installed on
+ * every machine.
  */
 #ifndef CQN_TRACE_H
 #define CQN_TRACE_H

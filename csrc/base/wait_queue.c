@@ -373,7 +373,7 @@ static void leave_queue(const cqn_object *self, cqn_wait_queue *queue, cqn_waite
 
 /* Returns whether to check before the first sleep. After a wait that had to sleep, this one most
  * likely has to as well, and the check would be a wasted system call. Now and then a waiter checks
- * all the same, because when events arrive faster than they are read, going to sleep first is what
+ * nevertheless, because when events arrive faster than they are read, going to sleep first is what
  * costs. */
 static bool checks_first(const cqn_object *self, cqn_wait_queue *queue, const cqn_wait_kind *kind,
                          uint64_t seen_serial)
@@ -382,7 +382,7 @@ static bool checks_first(const cqn_object *self, cqn_wait_queue *queue, const cq
            !kind->is_quiet(self, seen_serial);
 }
 
-/* Converts a timeout to a deadline on the monotonic clock; -1 stands for none in both. */
+/* Converts a timeout to a deadline on the monotonic clock; -1 means none in both. */
 static int64_t deadline_after(int64_t ns)
 {
     return ns < 0 ? -1 : cqn_now_ns() + ns;

@@ -375,7 +375,7 @@ cqn_cm_conn *cqn_cm_conn_of(const cqn_cm_id *id)
     return conn != NULL && !conn->dying && cqn_try_ref_object((PyObject *)conn) ? conn : NULL;
 }
 
-/* Handles the result of one step of the end. The end goes on after a failed step; the first
+/* Handles the result of one step of the end. The end continues after a failed step; the first
  * exception is kept. */
 static void end_step(int rc, PyObject **pending)
 {

@@ -18,7 +18,7 @@ typedef struct cqn_cm_call {
     cqn_cm_channel *channel;  /* NULL: over */
     PyObject *call;           /* NULL: already made */
     PyObject *error;          /* raised by the call, or NULL */
-    cqn_cm_sleep sleep;       /* the task's, from queueing the call until the task goes on */
+    cqn_cm_sleep sleep;       /* the task's, from queueing the call until the task continues */
     struct cqn_cm_call *next; /* in the queue, which holds no references: a call leaves it before it
                                  is deallocated */
     bool stepping;

@@ -160,7 +160,7 @@ static int post_first(cqn_session *self)
 int cqn_outbox_post(cqn_session *self)
 {
     int rc = 1;
-    if (self->is_posting) { /* the outer call goes on */
+    if (self->is_posting) { /* the outer call continues */
         return 0;
     }
     self->is_posting = true;

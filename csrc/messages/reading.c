@@ -169,8 +169,8 @@ static void drop_frames(cqn_reading *self)
     }
 }
 
-/* Ends a reading without reads in flight: its task goes on, with the error if there is one. Returns
- * -1 with an exception that must end the loop. */
+/* Ends a reading without reads in flight: its task continues, with the error if there is one.
+ * Returns -1 with an exception that must end the loop. */
 static int finish(cqn_session *session, cqn_reading *self, PyObject *error)
 {
     cqn_reading *one = unlist(session, self);

@@ -172,7 +172,7 @@ static PySendResult receive_send(PyObject *op, PyObject *Py_UNUSED(value), PyObj
     return r;
 }
 
-/* The task goes on without the receive. A message that it has goes to the next one. Keeps the
+/* The task continues without the receive. A message that it has goes to the next one. Keeps the
  * current exception. */
 static void give_up(cqn_receive *self)
 {

@@ -5,9 +5,9 @@
  *
  * A message of simple buffers that is small enough to be copied is sent at once, if there are a
  * credit and memory, and nothing waits before it. Otherwise it waits in a list of the session, with
- * its buffers, until the code that takes completions sends it, and its task goes on. If the task
- * gives up meanwhile, the message is never sent. An offered message goes on without its task, until
- * the peer has read it.
+ * its buffers, until the code that takes completions sends it, and its task continues. If the task
+ * gives up meanwhile, the message is never sent. An offered message continues without its task,
+ * until the peer has read it.
  */
 
 #include "messages/sending.h"
@@ -251,7 +251,7 @@ static PySendResult sending_send(PyObject *op, PyObject *Py_UNUSED(value), PyObj
     return r;
 }
 
-/* The task goes on without the message. Keeps the current exception. */
+/* The task continues without the message. Keeps the current exception. */
 static void give_up(cqn_sending *self)
 {
     cqn_session *session = self->task.session;

@@ -233,7 +233,7 @@ static int resume_first(cqn_session *self, bool resume)
 static int take(PyObject *op, cqn_engine *engine, bool resume)
 {
     cqn_session *self = (cqn_session *)op;
-    if (self->taking) { /* the outer call goes on with the stash */
+    if (self->taking) { /* the outer call continues with the stash */
         return 0;
     }
     self->taking = true;

@@ -99,7 +99,7 @@ void cqn_task_goes_on(cqn_task *self)
     }
 }
 
-/* If a signal handler raises meanwhile, the task is woken all the same, and the caller gets the
+/* If a signal handler raises meanwhile, the task is woken nevertheless, and the caller gets the
  * exception. */
 int cqn_task_wake(cqn_task *self, bool resume)
 {

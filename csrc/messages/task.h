@@ -33,7 +33,7 @@ int cqn_task_wake(cqn_task *self, bool resume);
  * as above. */
 int cqn_task_deliver(cqn_task *self);
 
-/* Called when the task goes on, or never will. */
+/* Called when the task continues, or never will. */
 void cqn_task_goes_on(cqn_task *self);
 
 /* Resumes the task in `resumed`, as the last action for an event. -1 as above. */

@@ -14,8 +14,8 @@
  *
  * An event that is read while another thread destroys its CQ is acknowledged at once, since that
  * thread waits for it. If destroying then fails, the event is late: it goes to a list of the
- * channel and is returned from there, acknowledged in advance. So is an event that the core
- * generates itself, for a CQ that was resized while a waiter slept.
+ * channel and is returned from there, acknowledged in advance. An event of the core's own, for a CQ
+ * that was resized while a waiter slept, is returned the same way.
  *
  * A CQ remembers for what it is armed, so it is not armed twice for one event. It forgets this
  * when one of its events is read, and when a wait on its channel ends without an event, since the
