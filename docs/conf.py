@@ -50,7 +50,7 @@ def add_contents(app: Sphinx, docname: str, source: list[str]) -> None:
         return
     for section in source[0].split("\n## ")[1:]:
         caption, _, rest = section.partition("\n")
-        names = re.findall(r"^- \[.*?\]\((\w+)\.md\)", rest, re.M)
+        names = re.findall(r"^- \[.*?\]\(([\w-]+)\.md\)", rest, re.M)
         lines = [f"```{{toctree}}\n:hidden:\n:caption: {caption}\n", *names, "```"]
         source[0] += "\n" + "\n".join(lines) + "\n"
 

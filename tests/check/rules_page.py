@@ -23,14 +23,18 @@ LABELS: Final = {
 
 
 def page_section() -> str:
-    """Return the rules as Markdown."""
+    """Return the rules as Markdown. A rule that is explained as an earlier one refers to that."""
     lines: list[str] = []
+    earlier: dict[tuple[str, ...], str] = {}
     for severity, heading in HEADINGS.items():
         lines += [f"### {heading}", ""]
         for rule in RULES.values():
             if rule.severity == severity:
                 lines += [f"#### {rule.name}", "", f"In short: {rule.headline}.", ""]
-                lines += [*_explained(rule), ""]
+                explained = tuple(_explained(rule))
+                name = earlier.setdefault(explained, rule.name)
+                same = [f"- The same causes as of [{name}](#{name})."]
+                lines += [*(explained if name == rule.name else same), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -133,7 +133,7 @@ def test_conformance_is_as_the_page_says() -> None:
     command = ("env", "COLUMNS=100", "cqnotify", "conformance", "--type", "rc")
     result = on_siw("--virtual-time", "run", *command, timeout=5 * PATIENCE)
     assert result.returncode == 0, result.stderr
-    page = (PROJECT / "docs" / "conformance.md").read_text()
+    page = (PROJECT / "docs" / "conformance-tables.md").read_text()
     tables = re.findall(r"^```\n(siw0 on .*?)^```$", page, re.M | re.S)
     assert len(tables) == 2, "the cases, and the sequences"
     found = result.stdout.decode()

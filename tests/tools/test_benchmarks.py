@@ -144,7 +144,7 @@ def test_a_page_gets_its_tables_between_the_marks_and_keeps_the_rest() -> None:
 
 
 def test_the_benchmarks_fit_together() -> None:
-    page = (ROOT / "docs/performance.md").read_text()
+    page = (ROOT / "docs/performance-tables.md").read_text()
     for name, benchmark in plan.load_all().items():
         assert f"<!-- bench {name} -->\n" in page
         ends = [*benchmark.subjects.values(), benchmark.peer]

@@ -43,7 +43,7 @@ NO_EVENT, NO_COMPLETION = Deviation.NO_EVENT, Deviation.NO_COMPLETION
 SURPLUS_EVENT, SURPLUS_COMPLETION = Deviation.SURPLUS_EVENT, Deviation.SURPLUS_COMPLETION
 OTHER_STATUS = Deviation.OTHER_STATUS
 
-DOC = Path(__file__).parents[2] / "docs" / "conformance.md"
+DOC = Path(__file__).parents[2] / "docs" / "conformance-tables.md"
 
 
 # ---- what is measured -----------------------------------------------------------------------

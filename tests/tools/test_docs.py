@@ -304,8 +304,8 @@ def table_of(text: str) -> list[list[str]]:
 
 
 def measured(bench: str) -> dict[tuple[str, str], list[str]]:
-    """The cells of a table of docs/performance.md, the device's, by case and subject."""
-    text = (DOCS / "performance.md").read_text()
+    """The cells of a table of docs/performance-tables.md, the device's, by case and subject."""
+    text = (DOCS / "performance-tables.md").read_text()
     table = text.partition(f"<!-- bench {bench} -->")[2].partition("<!-- end -->")[0]
     return {(case, subject): cells for case, subject, *cells in table_of(table)}
 

@@ -36,7 +36,7 @@ RC, UC, UD = QPType.RC, QPType.UC, QPType.UD
 SEND, RECV = Queue.SEND, Queue.RECV
 NO_EVENT, SURPLUS_EVENT = Deviation.NO_EVENT, Deviation.SURPLUS_EVENT
 
-DOC = Path(__file__).parents[2] / "docs" / "conformance.md"
+DOC = Path(__file__).parents[2] / "docs" / "conformance-tables.md"
 
 ARM, SOLICITED, EVENTS = (
     Step(Action.ARM_ANY),
