@@ -146,7 +146,9 @@ class Program:
     def wait(self, timeout: float = 60) -> int:
         """Wait until the program ends, and return its status: 128 + N after signal N.
 
-        timeout: in seconds; TimeoutError then.
+        timeout: in seconds.
+
+        Raises TimeoutError, and HostError if its host goes down.
         """
         until = time.monotonic() + timeout
         while self.running:
@@ -160,6 +162,8 @@ class Program:
         """End the program by SIGTERM, or by SIGKILL if it still runs after a while.
 
         timeout: that while, in seconds.
+
+        Raises TimeoutError if it runs even after SIGKILL, and HostError if its host goes down.
         """
         if self.running:
             self.signal(signal.SIGTERM)
@@ -224,7 +228,7 @@ class Host:
         cwd: the folder to start in, by default this process's.
 
         Python does not buffer its output there (PYTHONUNBUFFERED); start other programs under
-        `stdbuf -oL`.
+        `stdbuf -oL`. Raises HostError if the host is down.
         """
         words = [str(word) for word in argv]
         if not self.up:
@@ -277,7 +281,7 @@ class Host:
     def restart(self, timeout: float = _BOOT) -> None:
         """Boot the host, after a kill() if it is up; its addresses stay the same.
 
-        timeout: the seconds that it may take; TimeoutError then.
+        timeout: the seconds that it may take; then HostError is raised.
         """
         if self.up:
             self.kill()

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""What api.md needs of Sphinx: types from the stubs, and a check that no public name is missing."""
+"""What reference/ needs of Sphinx: types from the stubs, and a check that each call has an anchor."""
 
 from __future__ import annotations
 
 import ast
 import enum
 import importlib
+import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,14 +21,7 @@ from sphinx.errors import ExtensionError
 from cqnotify import CQStats
 
 STUBS: Final = Path(__file__).parent.parent / "cqnotify" / "_core.pyi"
-COMPLETE: Final = [
-    "cqnotify",
-    "cqnotify.hw",
-    "cqnotify.aio",
-    "cqnotify.testing",
-    "cqnotify.exchange",
-]
-COMPLETE += ["cqnotify.conformance", "cqnotify.hosts", "cqnotify.messages", "cqnotify.metrics"]
+PAGES: Final = Path(__file__).parent / "reference"
 
 MADE_BY_OTHERS: Final = (CQStats, enum.Enum)  # nobody calls these
 
@@ -93,6 +87,18 @@ def _key(name: str) -> str:
     return re.sub(r"^cqnotify\.(_core\.|hw\.)?", "", name)
 
 
+def _names() -> Iterator[str]:
+    """The public names of the modules that the pages show, and the methods of their classes."""
+    pages = "".join(page.read_text() for page in PAGES.glob("*.md"))
+    for module in set(re.findall(r"^\.\. (?:py:current|auto)module:: (\S+)", pages, re.M)):
+        namespace = importlib.import_module(module)
+        for name in namespace.__all__:
+            yield f"{module}.{name}"
+            for member, value in vars(getattr(namespace, name)).items():
+                if inspect.isroutine(value) and not member.startswith("_"):
+                    yield f"{module}.{name}.{member}"
+
+
 def _is_field(obj: Any) -> bool:
     return str(getattr(obj, "__doc__", "")).startswith("Alias for field number")
 
@@ -136,14 +142,14 @@ def setup(app: Sphinx) -> dict[str, bool]:
                 content.remove(fields)
 
     def skip(app: Sphinx, what: str, name: str, obj: Any, skipped: bool, options: Any) -> Any:
+        if isinstance(obj, enum.Enum):
+            return False  # even without a docstring
         return True if _is_field(obj) else None  # they are in the signature
 
     def check(app: Sphinx, env: Any) -> None:
-        shown = set(env.get_domain("py").objects)
-        for name in COMPLETE:
-            missing = {f"{name}.{n}" for n in importlib.import_module(name).__all__} - shown
-            if missing:
-                raise ExtensionError(f"api.md lacks {', '.join(sorted(missing))}")
+        missing = set(_names()) - set(env.get_domain("py").objects)
+        if missing:
+            raise ExtensionError(f"the reference lacks {', '.join(sorted(missing))}")
 
     app.connect("autodoc-process-signature", signature)
     app.connect("autodoc-process-docstring", docstring)

@@ -436,8 +436,8 @@ def listen(
     port: 0 chooses one, see `Listener.local`.
     backlog: how many requests may wait; more are rejected.
     datagrams: for UD QPs.
-    reuse_address: whether others may listen on the port with another address. only_ipv6: whether
-        "::" leaves out IPv4.
+    reuse_address: whether others may listen on the port with another address.
+    only_ipv6: whether "::" leaves out IPv4.
 
     Raises VerbsError (EADDRINUSE, EADDRNOTAVAIL; EOPNOTSUPP for datagrams on iWARP) as the block is
     entered. Wraps rdma_bind_addr(3) and rdma_listen(3).

@@ -157,7 +157,11 @@ class BaseConnection(HasLink):
 
     @property
     def error(self) -> Exception | None:
-        """Why the connection is over, or is about to be; None while it goes on."""
+        """Why the connection is over, or is about to be; None while it goes on.
+
+        A DisconnectedError if either end has disconnected, an UnreachableError or another CMError
+        if the connection has failed, a ClosedError if this end was closed.
+        """
         return self._link.error
 
     @property

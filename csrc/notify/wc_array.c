@@ -259,7 +259,7 @@ static PyMethodDef array_methods[] = {
      "index($self, value, start=0, stop=9223372036854775807, /)\n--\n\n"
      "Return where the first completion is that equals a value, with all its fields.\n\n"
      "value: what each is compared with, such as a WorkCompletion.\n"
-     "start, stop: look only there, as in a slice.\n\n"
+     "start, stop: search only there, as in a slice.\n\n"
      "Raises ValueError if there is none."},
     {"count", array_count, METH_O,
      "count($self, value, /)\n--\n\n"
