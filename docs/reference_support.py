@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What reference/ needs of Sphinx: types from the stubs, and a check that each call has an anchor."""
+"""What reference/ needs of Sphinx: types from the stubs, and a check that no call is missing."""
 
 from __future__ import annotations
 
