@@ -94,7 +94,8 @@ def _names() -> Iterator[str]:
         namespace = importlib.import_module(module)
         for name in namespace.__all__:
             yield f"{module}.{name}"
-            for member, value in vars(getattr(namespace, name)).items():
+            cls = getattr(namespace, name)
+            for member, value in vars(cls).items() if isinstance(cls, type) else ():
                 if inspect.isroutine(value) and not member.startswith("_"):
                     yield f"{module}.{name}.{member}"
 
