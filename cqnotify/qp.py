@@ -104,25 +104,26 @@ class QP(_core.QP):
         """Set attributes; the others stay as they are. A change to RESET drops all work requests
         that have not completed.
 
-        attrs: the fields of `struct ibv_qp_attr` to change, from this list::
+        attrs: the fields of `struct ibv_qp_attr` to change, by their names there, with values of
+            these types, or in these ranges::
 
-            qp_state, cur_qp_state              QPState
-            path_mtu                            MTU
-            path_mig_state                      MigState
-            qkey                                32 bits
-            rate_limit                          kbit/s, 32 bits
-            rq_psn, sq_psn, dest_qp_num         24 bits
-            qp_access_flags                     AccessFlags
-            cap                                 QPCap, or a dict of its fields
-            ah_attr, alt_ah_attr                AHAttr, or a dict of its fields
-            pkey_index, alt_pkey_index          below the port's pkey_tbl_len
-            en_sqd_async_notify                 0 or 1
-            max_rd_atomic                       0 to the device's max_qp_init_rd_atom
-            max_dest_rd_atomic                  0 to the device's max_qp_rd_atom
-            port_num, alt_port_num              1 to the device's phys_port_cnt
-            min_rnr_timer                       0 to 31, a code
-            timeout, alt_timeout                0 to 31, a code
-            retry_cnt, rnr_retry                0 to 7
+                qp_state, cur_qp_state              QPState
+                path_mtu                            MTU
+                path_mig_state                      MigState
+                qkey                                32 bits
+                rate_limit                          kbit/s, 32 bits
+                rq_psn, sq_psn, dest_qp_num         24 bits
+                qp_access_flags                     AccessFlags
+                cap                                 QPCap, or a dict of its fields
+                ah_attr, alt_ah_attr                AHAttr, or a dict of its fields
+                pkey_index, alt_pkey_index          below the port's pkey_tbl_len
+                en_sqd_async_notify                 0 or 1
+                max_rd_atomic                       0 to the device's max_qp_init_rd_atom
+                max_dest_rd_atomic                  0 to the device's max_qp_rd_atom
+                port_num, alt_port_num              1 to the device's phys_port_cnt
+                min_rnr_timer                       0 to 31, a code
+                timeout, alt_timeout                0 to 31, a code
+                retry_cnt, rnr_retry                0 to 7
 
         Raises ValueError for a value that does not fit its field, VerbsError for what the device
         refuses. Wraps ibv_modify_qp(3).

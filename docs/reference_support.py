@@ -17,6 +17,7 @@ from docutils.nodes import Element
 from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
+from sphinx.ext.autodoc.mock import mock
 
 from cqnotify import CQStats
 
@@ -148,7 +149,8 @@ def setup(app: Sphinx) -> dict[str, bool]:
         return True if _is_field(obj) else None  # they are in the signature
 
     def check(app: Sphinx, env: Any) -> None:
-        missing = set(_names()) - set(env.get_domain("py").objects)
+        with mock(app.config.autodoc_mock_imports):
+            missing = set(_names()) - set(env.get_domain("py").objects)
         if missing:
             raise ExtensionError(f"the reference lacks {', '.join(sorted(missing))}")
 

@@ -171,6 +171,6 @@ def test_each_exception_is_named_by_what_raises_or_keeps_it(module: str) -> None
 
 
 def test_the_attributes_of_modify_are_those_that_it_takes() -> None:
-    table = re.findall(r"^    ((?:\w+, )*\w+)  +\S", inspect.getdoc(QP.modify) or "", re.M)
+    table = re.findall(r"^ {8}((?:\w+, )*\w+)  +\S", inspect.getdoc(QP.modify) or "", re.M)
     names = {name for row in table for name in row.split(", ")}
     assert names == set(cast("dict[str, object]", QPChanges.__annotations__))
