@@ -318,9 +318,9 @@ class Request(BaseRequest):
         The other parameters are those of `cqnotify.cm.connect`.
 
         Raises RequestExpiredError if the peer has given up, which nothing reports earlier;
-        VerbsError (EMSGSIZE) if the MTU of the peer's port is larger than that of ours, and the
-        request can still be rejected; ValueError for a QP that cannot be connected, and for a
-        request that was answered already; TimeoutError. Wraps rdma_accept(3).
+        VerbsError (EMSGSIZE) if the MTU of the peer's port is larger than that of ours (the request
+        can still be rejected then); ValueError for a QP that cannot be connected, and for a request
+        that was answered already; TimeoutError. Wraps rdma_accept(3).
         """
         event = event_of(self)
         counts = event.retry_count, rnr_retry_count, responder_resources, initiator_depth

@@ -64,8 +64,8 @@ async def exchange_as_client(
     host, port: where the server listens. A refused connection is tried again until the timeout.
     address: the address of our QP, or a list of addresses.
     timeout: the seconds for all of it.
-    payload: up to 65536 bytes for the server. The server's are returned, too, then: `remote,
-        payload = await exchange_as_client(...)`.
+    payload: up to 65536 bytes for the server. The server's are returned, too, then:
+        `remote, payload = await exchange_as_client(...)`.
 
     Raises TimeoutError; ValueError if the server violates the protocol; ConnectionError if it
     closes the connection too early; other OSErrors of the network.

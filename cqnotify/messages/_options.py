@@ -26,7 +26,7 @@ class ConnectionOptions:
 
     credits: how many messages the peer may send that were not received by the program yet; 2 to
         4096.
-    eager: the size of the memory for each of these, 256 to 1 MiB, and the most that this end copies
+    eager: the bytes of memory for each of these, 256 to 1 MiB, and the most that this end copies
         there to send it. A message that does not fit into the smaller one of both ends' is read by
         the receiver from the sender's memory.
     max_message, max_frames: the largest message that this end receives, in bytes and frames. The
