@@ -52,7 +52,9 @@ def shown() -> Iterator[str]:
     for page in sorted((DOCS / "reference").glob("*.md")):
         module = ""
         for line in page.read_text().splitlines():
-            if heading := re.match(r"\.\. (?:py:current|auto)module:: (\S+)", line):
+            if whole := re.match(r"\.\. automodule:: (\S+)", line):
+                yield from (f"{whole[1]}.{name}" for name in namespace(whole[1]))
+            elif heading := re.match(r"\.\. py:currentmodule:: (\S+)", line):
                 module = heading[1]
             elif name := re.match(r"\.\. auto\w+:: (\S+)", line):
                 yield f"{module}.{name[1]}"
