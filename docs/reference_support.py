@@ -105,10 +105,17 @@ def _is_field(obj: Any) -> bool:
     return str(getattr(obj, "__doc__", "")).startswith("Alias for field number")
 
 
+# Between the names of a field, while Sphinx would take the words before a space for their type.
+_SPACE: Final = "\N{BRAILLE PATTERN BLANK}"
+
+
 def _parameters(lines: list[str]) -> Iterator[str]:
     """Lines such as "name: what it is", as we write them, become Sphinx's fields."""
     for line in lines:
-        yield re.sub(r"^([a-z]\w*(?:, [a-z]\w*)*): (?=\S)", r":param \1: ", line)
+        if names := re.match(r"([a-z]\w*(?:, [a-z]\w*)*): (?=\S)", line):
+            yield f":param {names[1].replace(' ', _SPACE)}: {line[names.end() :]}"
+        else:
+            yield line
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
@@ -143,6 +150,11 @@ def setup(app: Sphinx) -> dict[str, bool]:
                 signature += addnodes.desc_annotation("", ": " + fields[0][1].astext())
                 content.remove(fields)
 
+    def spaces(app: Sphinx, doctree: Element) -> None:
+        for text in list(doctree.findall(nodes.Text)):
+            if _SPACE in text:
+                text.parent.replace(text, nodes.Text(text.replace(_SPACE, " ")))
+
     def skip(app: Sphinx, what: str, name: str, obj: Any, skipped: bool, options: Any) -> Any:
         if isinstance(obj, enum.Enum):
             return False  # even without a docstring
@@ -157,6 +169,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("autodoc-process-signature", signature)
     app.connect("autodoc-process-docstring", docstring)
     app.connect("object-description-transform", type_beside_name)
+    app.connect("doctree-read", spaces)
     app.connect("autodoc-skip-member", skip)
     app.connect("env-check-consistency", check)
     return {"parallel_read_safe": True}
