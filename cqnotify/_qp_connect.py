@@ -48,7 +48,8 @@ class QPAddress(NamedTuple):
     mtu: MTU | int | None = None
 
     def to_wire(self) -> bytes:
-        """Return the address as the 52 bytes that rdma-core's ping-pong programs exchange.
+        """Return the address as the 52 bytes that rdma-core's ping-pong programs exchange, without
+        the `mtu`.
 
         Raises ValueError for a number that does not fit its field.
         """
@@ -62,7 +63,10 @@ class QPAddress(NamedTuple):
 
     @classmethod
     def from_wire(cls, data: bytes) -> QPAddress:
-        """Parse a record that `to_wire` made; raises ValueError for anything else."""
+        """Parse a record that `to_wire` made.
+
+        data: its 52 bytes; ValueError for anything else.
+        """
         if len(data) != RECORD_SIZE:
             raise ValueError(f"an address record has {RECORD_SIZE} bytes, this has {len(data)}")
         match = _WIRE.fullmatch(data)

@@ -255,6 +255,8 @@ def register_report(signum: int, file: int | HasFileno | None = None, chain: boo
 def unregister_report(signum: int) -> bool:
     """Stop what `register_report` began: the handler from before is back.
 
+    signum: the signal.
+
     Return whether there was something to stop. Raises ValueError outside of the main thread.
     """
     registration = _registered.get(signum)

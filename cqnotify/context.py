@@ -43,13 +43,16 @@ def fork_status() -> ForkStatus:
 class Context(_core.Context):
     """An open device.
 
-    name: the device's name, or a Device that `devices()` listed; by default the first device that
-        can be opened.
+    name: the device's name, such as "rxe0", or a Device that `devices()` listed; by default the
+        first device that can be opened.
 
-    Leaving `with Context(...)` closes the device and everything that was made from it. Raises
-    VerbsError where there is no such device, or where it cannot be opened. The first Context of a
-    process makes forks safe, see `fork_status`, or warns that it cannot (RuntimeWarning).
-    Wraps ibv_open_device(3).
+    Leaving `with Context(...)` closes the device and everything that was made from it. The first
+    Context of a process makes forks safe, see `fork_status`, or warns that it cannot
+    (RuntimeWarning).
+
+    Raises VerbsError where the device cannot be opened: ENODEV if there is none of that name,
+    ESTALE if it was renamed after this process had first listed the devices, because libibverbs
+    would take the device that has the old name for it. Wraps ibv_open_device(3).
     """
 
     __slots__ = ()
@@ -94,8 +97,11 @@ class Context(_core.Context):
     def get_pkey_index(self, pkey: int, port_num: int = 1) -> int:
         """Return the index of a P_Key in a port's table, for `pkey_index` of a QP.
 
-        Raises LookupError, which lists the port's P_Keys, where the table does not have it. As in
-        ibv_get_pkey_index(3), the membership bit 0x8000 must match. Wraps ibv_query_pkey(3).
+        pkey: the P_Key. As in ibv_get_pkey_index(3), the membership bit 0x8000 must match.
+        port_num: the port, counting from 1.
+
+        Raises LookupError, which lists the port's P_Keys, where the table does not have it. Wraps
+        ibv_query_pkey(3).
         """
         if not isinstance(pkey, int):
             raise TypeError(f"pkey must be an integer, not {type(pkey).__name__}")
@@ -112,7 +118,9 @@ class Context(_core.Context):
         return table.index(pkey)
 
     def query_gid_table(self, port_num: int | None = None) -> list[GIDEntry]:
-        """Return the valid GIDs of one port, or of all ports, sorted by port and index.
+        """Return the valid GIDs, sorted by port and index.
+
+        port_num: the port, counting from 1; by default all ports.
 
         Raises ValueError where there is no such port. Wraps ibv_query_gid_table(3).
         """
@@ -137,8 +145,9 @@ class Context(_core.Context):
     ) -> GIDEntry:
         """Return the entry of a port's GID table that meets all conditions given.
 
-        address: the GID, as an IPv6 address, or as the IPv4 address that is mapped to it.
-        gid_type: the type of the entry.
+        address: the GID, as an IPv6 address, or as the IPv4 address that is mapped to it: text, or
+            of the module ipaddress.
+        gid_type: the type of the entry, a GIDType.
         netdev: the name of the network device that has the address.
         port_num: the port, counting from 1.
 

@@ -125,7 +125,10 @@ class Program:
                 raise TimeoutError(f"no {pattern!r} in {timeout:g} s from {self!r}{self._said()}")
 
     def write(self, text: str) -> None:
-        """Write to the program's standard input, which stays open."""
+        """Write to the program's standard input, which stays open.
+
+        text: the text.
+        """
         if text:
             self._tell("input", data=text.encode().decode("latin-1"))
 
@@ -134,11 +137,19 @@ class Program:
         self._tell("input", data="")
 
     def signal(self, number: int) -> None:
-        """Send a signal to the program and its children."""
+        """Send a signal to the program and its children.
+
+        number: such as signal.SIGINT.
+        """
         self._tell("signal", number=number)
 
     def wait(self, timeout: float = 60) -> int:
-        """Wait until the program ends, and return its status."""
+        """Wait until the program ends, and return its status: 128 + N after signal N.
+
+        timeout: in seconds.
+
+        Raises TimeoutError, and HostError if its host goes down.
+        """
         until = time.monotonic() + timeout
         while self.running:
             if not self.host._hosts._hear(until):
@@ -148,7 +159,12 @@ class Program:
         return self.status
 
     def end(self, timeout: float = 10) -> subprocess.CompletedProcess[str]:
-        """End the program by SIGTERM, or by SIGKILL if it still runs after the timeout."""
+        """End the program by SIGTERM, or by SIGKILL if it still runs after a while.
+
+        timeout: that while, in seconds.
+
+        Raises TimeoutError if it runs even after SIGKILL, and HostError if its host goes down.
+        """
         if self.running:
             self.signal(signal.SIGTERM)
             try:
@@ -212,7 +228,7 @@ class Host:
         cwd: the folder to start in, by default this process's.
 
         Python does not buffer its output there (PYTHONUNBUFFERED); start other programs under
-        `stdbuf -oL`.
+        `stdbuf -oL`. Raises HostError if the host is down.
         """
         words = [str(word) for word in argv]
         if not self.up:
@@ -234,10 +250,11 @@ class Host:
     ) -> subprocess.CompletedProcess[str]:
         """Run a command to its end.
 
-        argv, env, cwd: see `start`.
         input: the text for its standard input.
         timeout: in seconds; the program is killed then, and TimeoutError raised.
         check: whether to raise subprocess.CalledProcessError if the status is not 0.
+
+        The other parameters are those of `Host.start`.
         """
         program = self.start(*argv, env=env, cwd=cwd)
         program.write(input)
@@ -262,7 +279,10 @@ class Host:
         self._went()
 
     def restart(self, timeout: float = _BOOT) -> None:
-        """Boot the host, after a kill() if it is up; its addresses stay the same."""
+        """Boot the host, after a kill() if it is up; its addresses stay the same.
+
+        timeout: the seconds that it may take; then HostError is raised.
+        """
         if self.up:
             self.kill()
         self._order("boot")
@@ -279,7 +299,10 @@ class Host:
         self.paused = False
 
     def cut(self, other: Host | None = None) -> None:
-        """Drop every frame between this host and `other`, or all other hosts, silently."""
+        """Drop every frame between this host and another, silently.
+
+        other: the other host; by default all.
+        """
         self._hosts.cut(self, other)
 
     def heal(self) -> None:
@@ -289,7 +312,11 @@ class Host:
         self._plug()
 
     def impair(self, other: Host | None = None, **faults: Unpack[Faults]) -> None:
-        """Impair the links between this host and `other`, or all hosts; see `Hosts.impair`."""
+        """Impair the links between this host and another.
+
+        other: the other host; by default all.
+        faults: see `Hosts.impair`.
+        """
         self._hosts.impair(self, other, **faults)
 
     def unplug(self) -> None:
@@ -318,13 +345,15 @@ class Host:
 
 
 class Hosts(Sequence[Host]):
-    """Several hosts; they are up when the constructor returns.
+    """Several hosts, a sequence of `Host`; they are up when the constructor returns.
 
     count: how many, 1 to 8.
     lab: the command that starts the lab, with its options; by default `cqnotify lab`, or the `lab`
         of the project that cqnotify is installed from in place.
     seed: of the random faults. With the same seed, the same happens to the n-th frame from one host
         to another.
+
+    `with` ends them. Raises HostError if a host does not come up.
     """
 
     seed: int
@@ -402,7 +431,10 @@ class Hosts(Sequence[Host]):
             host._went()
 
     def reset(self, seed: int | None = None) -> None:
-        """Return to the initial state: no program, no fault, every host up, random numbers anew."""
+        """Return to the initial state: no program, no fault, every host up, random numbers anew.
+
+        seed: that of the random numbers; by default the same as before.
+        """
         self.seed = self.seed if seed is None else seed
         for host in self:
             if host.paused:
@@ -425,9 +457,9 @@ class Hosts(Sequence[Host]):
     def impair(
         self, a: Host | None = None, b: Host | None = None, **faults: Unpack[Faults]
     ) -> None:
-        """Impair the links between hosts a and b, in both directions.
+        """Impair the links between two hosts, in both directions.
 
-        a, b: None stands for all hosts.
+        a, b: the hosts; None stands for all.
         faults: those that are not given stay as they are. loss, duplicate and reorder are the
             probabilities, from 0 to 1, that a frame is lost, arrives twice, or is overtaken by the
             next one. delay is in seconds; jitter is the most that chance adds to it. Neither
@@ -444,7 +476,10 @@ class Hosts(Sequence[Host]):
         self._impair(b, a, faults)
 
     def cut(self, a: Host | None = None, b: Host | None = None) -> None:
-        """Drop every frame between hosts a and b, in both directions; None stands for all hosts."""
+        """Drop every frame between two hosts, in both directions.
+
+        a, b: the hosts; None stands for all.
+        """
         self._impair(a, b, {"cut": True})
         self._impair(b, a, {"cut": True})
 

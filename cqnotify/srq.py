@@ -16,14 +16,16 @@ __all__ = ["SRQ"]
 class SRQ(_core.SRQ):
     """A shared receive queue: any number of queue pairs, QP(..., srq=...), receive from it.
 
-    max_wr: how many receives it has room for, at least.
-    max_sge: how many elements a receive can have.
+    pd: the protection domain of the memory that is posted.
+    max_wr: how many receives it has room for, at least; 1 to the device's max_srq_wr.
+    max_sge: how many elements a receive can have, up to the device's max_srq_sge, and 64 at most.
     srq_limit: the limit to arm, see `modify`.
     srq_type: an `hw.SRQType`: BASIC, XRC or TM.
     xrcd: the domain of an SRQ of type XRC, an `hw.XRCD`.
     cq: the CQ on which messages complete, for XRC and TM.
-    max_num_tags: how many receives the list of tags of type TM has room for.
-    max_ops: how many operations on that list can be under way.
+    max_num_tags: how many receives the list of tags of type TM has room for, 1 to the device's
+        tm_caps.max_num_tags.
+    max_ops: how many operations on that list can be under way, 1 to the device's tm_caps.max_ops.
     user_data: any object, kept as an attribute.
 
     A message completes on the receive CQ of the queue pair to which it came. Only the wr_id of the

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How ./lab docs makes HTML of these pages. For api.md see reference_support.py."""
+"""How ./lab docs makes HTML of these pages. For reference/ see reference_support.py."""
 
 import re
 import sys
@@ -12,7 +12,7 @@ sys.path[:0] = [str(DOCS), str(DOCS.parent)]
 
 project = "cqnotify"
 author = "the authors of cqnotify"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "reference_support"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton", "reference_support"]
 html_theme = "furo"
 html_title = "cqnotify"
 html_show_copyright = False
@@ -37,20 +37,25 @@ add_module_names = False
 python_maximum_signature_line_length = 88
 pygments_style = "friendly"
 
+# No button at the output of a program, and none of a prompt or of output in what is copied.
+copybutton_selector = "div[class*=highlight-]:not(.highlight-text) > div.highlight pre"
+copybutton_exclude = ".linenos, .gp, .go"
+
 
 def plain_outside(app: Sphinx, docname: str, source: list[str]) -> None:
     """Make text of links to files that are not among these pages: they have no address here."""
-    source[0] = re.sub(r"\[([^\]]*)\]\(\.\./[^)]*\)", r"\1", source[0])
+    outside = re.escape("../" * (docname.count("/") + 1))
+    source[0] = re.sub(rf"\[([^\]]*)\]\({outside}[^)]*\)", r"\1", source[0])
 
 
 def add_contents(app: Sphinx, docname: str, source: list[str]) -> None:
-    """The table of contents is what the index links to, below its headings. So the page needs no
-    directives, and reads well as it is."""
-    if docname != root_doc:
+    """The table of contents is what the index and the reference link to, below their headings. So
+    these pages need no directives, and read well as they are."""
+    if docname not in (root_doc, "reference"):
         return
     for section in source[0].split("\n## ")[1:]:
         caption, _, rest = section.partition("\n")
-        names = re.findall(r"^- \[.*?\]\(([\w-]+)\.md\)", rest, re.M)
+        names = re.findall(r"^- \[.*?\]\(([\w/-]+)\.md\)", rest, re.M)
         lines = [f"```{{toctree}}\n:hidden:\n:caption: {caption}\n", *names, "```"]
         source[0] += "\n" + "\n".join(lines) + "\n"
 

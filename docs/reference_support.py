@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""What api.md needs of Sphinx: types from the stubs, and a check that no public name is missing."""
+"""What reference/ needs of Sphinx: types from the stubs, and a check that no call is missing."""
 
 from __future__ import annotations
 
 import ast
 import enum
 import importlib
+import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,18 +17,12 @@ from docutils.nodes import Element
 from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
+from sphinx.ext.autodoc.mock import mock
 
 from cqnotify import CQStats
 
 STUBS: Final = Path(__file__).parent.parent / "cqnotify" / "_core.pyi"
-COMPLETE: Final = [
-    "cqnotify",
-    "cqnotify.hw",
-    "cqnotify.aio",
-    "cqnotify.testing",
-    "cqnotify.exchange",
-]
-COMPLETE += ["cqnotify.conformance", "cqnotify.hosts", "cqnotify.messages", "cqnotify.metrics"]
+PAGES: Final = Path(__file__).parent / "reference"
 
 MADE_BY_OTHERS: Final = (CQStats, enum.Enum)  # nobody calls these
 
@@ -93,14 +88,34 @@ def _key(name: str) -> str:
     return re.sub(r"^cqnotify\.(_core\.|hw\.)?", "", name)
 
 
+def _names() -> Iterator[str]:
+    """The public names of the modules that the pages show, and the methods of their classes."""
+    pages = "".join(page.read_text() for page in PAGES.glob("*.md"))
+    for module in set(re.findall(r"^\.\. (?:py:current|auto)module:: (\S+)", pages, re.M)):
+        namespace = importlib.import_module(module)
+        for name in namespace.__all__:
+            yield f"{module}.{name}"
+            cls = getattr(namespace, name)
+            for member, value in vars(cls).items() if isinstance(cls, type) else ():
+                if inspect.isroutine(value) and not member.startswith("_"):
+                    yield f"{module}.{name}.{member}"
+
+
 def _is_field(obj: Any) -> bool:
     return str(getattr(obj, "__doc__", "")).startswith("Alias for field number")
+
+
+# Between the names of a field, while Sphinx would take the words before a space for their type.
+_SPACE: Final = "\N{BRAILLE PATTERN BLANK}"
 
 
 def _parameters(lines: list[str]) -> Iterator[str]:
     """Lines such as "name: what it is", as we write them, become Sphinx's fields."""
     for line in lines:
-        yield re.sub(r"^([a-z]\w*(?:, [a-z]\w*)*): (?=\S)", r":param \1: ", line)
+        if names := re.match(r"([a-z]\w*(?:, [a-z]\w*)*): (?=\S)", line):
+            yield f":param {names[1].replace(' ', _SPACE)}: {line[names.end() :]}"
+        else:
+            yield line
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
@@ -135,19 +150,26 @@ def setup(app: Sphinx) -> dict[str, bool]:
                 signature += addnodes.desc_annotation("", ": " + fields[0][1].astext())
                 content.remove(fields)
 
+    def spaces(app: Sphinx, doctree: Element) -> None:
+        for text in list(doctree.findall(nodes.Text)):
+            if _SPACE in text:
+                text.parent.replace(text, nodes.Text(text.replace(_SPACE, " ")))
+
     def skip(app: Sphinx, what: str, name: str, obj: Any, skipped: bool, options: Any) -> Any:
+        if isinstance(obj, enum.Enum):
+            return False  # even without a docstring
         return True if _is_field(obj) else None  # they are in the signature
 
     def check(app: Sphinx, env: Any) -> None:
-        shown = set(env.get_domain("py").objects)
-        for name in COMPLETE:
-            missing = {f"{name}.{n}" for n in importlib.import_module(name).__all__} - shown
-            if missing:
-                raise ExtensionError(f"api.md lacks {', '.join(sorted(missing))}")
+        with mock(app.config.autodoc_mock_imports):
+            missing = set(_names()) - set(env.get_domain("py").objects)
+        if missing:
+            raise ExtensionError(f"the reference lacks {', '.join(sorted(missing))}")
 
     app.connect("autodoc-process-signature", signature)
     app.connect("autodoc-process-docstring", docstring)
     app.connect("object-description-transform", type_beside_name)
+    app.connect("doctree-read", spaces)
     app.connect("autodoc-skip-member", skip)
     app.connect("env-check-consistency", check)
     return {"parallel_read_safe": True}

@@ -21,7 +21,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-PAGES = {path.name: path for path in [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]}
+PAGES = {str(path.relative_to(DOCS)): path for path in sorted(DOCS.rglob("*.md"))}
+PAGES = {"README.md": ROOT / "README.md", **PAGES}
 GOES_ON = "<!-- goes on -->"
 
 _FENCE = re.compile(r"^(`{3,})(.*)$")
@@ -148,16 +149,17 @@ def write_programs(folder: Path) -> None:
     folder.mkdir(parents=True)
     for name in PAGES:
         page = read(name)
+        stem = name.removesuffix(".md").replace("/", "_")
         programs = page.programs
         if name == "migrating.md":
             ours = with_cqnotify(page)
             programs = [Program(name, task.line, [setup, task], []) for setup, task in ours]
         for program in programs:
-            path = folder / f"{Path(name).stem}_{program.line}.py"
+            path = folder / f"{stem}_{program.line}.py"
             path.write_text(program.source)
         for block in page.blocks:
             if block.language == "yaml":
-                (folder / f"{Path(name).stem}_{block.line}.yml").write_text(block.text)
+                (folder / f"{stem}_{block.line}.yml").write_text(block.text)
 
 
 if __name__ == "__main__":

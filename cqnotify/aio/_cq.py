@@ -35,14 +35,21 @@ class AsyncCQ(Engine):
     """Awaits the completions of one CQ, in asyncio (uvloop, too), trio or anyio.
 
     cq: a CQ with a channel and without another open AsyncCQ.
-    spin: for how many seconds a task polls before it sleeps, in all that it awaits here; or "auto",
-        as long as such waits took lately, at most 50 us, and not at all where they mostly take
-        longer or the thread has one CPU. Only while nothing else is ready in the event loop; and in
-        an iteration of it, no task begins to spin after all have for 200 us.
+    spin: for how many seconds, 0 to 60, a task polls before it sleeps, in all that it awaits here;
+        or "auto", as long as such waits took lately, at most 50 us, and not at all where they
+        mostly take longer or the thread has one CPU. Only while nothing else is ready in the event
+        loop; and in an iteration of it, no task begins to spin after all have for 200 us. It is an
+        attribute, too.
 
     While the AsyncCQ is open, leave arming the CQ, acknowledging its events and reading the events
     of the channel to it; CQ.poll() then is the AsyncCQ's poll(). Closing the AsyncCQ leaves the CQ
     open. Apart from close(), call its methods only in the thread of its event loop.
+
+    wait(), completion(), send(), recv() and so on return coroutines, which are made in C.
+    asyncio.iscoroutine() and inspect.isawaitable() recognize them, and asyncio.create_task(),
+    gather(), wait_for(), task groups and nurseries take them; inspect.iscoroutine() returns False.
+    (If a version of anyio is imported that takes no others, they are Python's own coroutines.)
+    `async for wc in acq` iterates over single completions.
 
     Raises ValueError for a CQ that has no channel or already has an AsyncCQ, or for another `spin`,
     ClosedError for a closed CQ.
@@ -81,7 +88,7 @@ class AsyncCQ(Engine):
     ) -> Batches:
         """Iterate over lists of completions: `async for wcs in acq.batches()`.
 
-        The parameters are those of `wait`; close() ends the iteration.
+        The parameters are those of `AsyncCQ.wait`; close() ends the iteration.
         """
         next_batch = partial(self._next_batch, max_entries, spin, solicited_only)
         return Batches(self, max_entries, next_batch)

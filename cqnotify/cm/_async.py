@@ -129,6 +129,8 @@ class Connection(_Closes, BaseConnection):
         """Wait until the connection is over: the peer has disconnected, or has answered our
         `disconnect`, its process has ended, or this end was closed.
 
+        timeout: in seconds; None waits for ever.
+
         The death of the peer's host is noticed only with `keepalive`. Raises TimeoutError.
         """
         await self._link.over(deadline(timeout))
@@ -160,8 +162,10 @@ async def connect(
     qp: an RC or a UD QP in RESET, on the device to which the address leads; this call makes its
         transitions. A UD QP may be in RTS, since it can have many peers. A QP of an iWARP device
         must be new.
-    host, port: an IP address (a link-local one with its interface: fe80::1%eth0) or a name, whose
-        addresses are tried one after the other, each with its share of the time.
+    host: an IP address (a link-local one with its interface: fe80::1%eth0) or a name, whose
+        addresses that lead to the QP's device are tried one after the other, each with its share of
+        the time; the error has the message of each.
+    port: 1 to 65535.
     private_data: for the peer's program, which gets it with the request, padded with zeros: at most
         56 bytes, or 180 with datagrams; on iWARP 251, without padding.
     timeout: the seconds until the connection is established; with None the kernel's own limits.
@@ -170,17 +174,18 @@ async def connect(
     source: our own address, if several lead to the peer.
     access: what the peer may do to our memory through this QP, if the memory region allows it, too.
         Keepalives of the peer need REMOTE_WRITE, the default, and write nothing.
-    ack_timeout: how long the QP waits for an acknowledgement, `4.096 us * 2**ack_timeout`. By
-        default the kernel chooses, 2 s or less; with `keepalive` it is so short that the QP gives
+    ack_timeout: how long the QP waits for an acknowledgement, `4.096 us * 2**ack_timeout`, 0 to 31.
+        By default the kernel chooses, 0.5 to 2 s; with `keepalive` it is so short that the QP gives
         up a send within half of that time.
-    tos: the type of service of the packets.
+    tos: the type of service of the packets, 0 to 255.
     retry_count: how often the QP sends again without an acknowledgement, 0 to 7. On rxe 7 is
         forever.
-    rnr_retry_count: how often the peer sends again when we had no receive posted; 7 is forever. Our
-        sends are repeated as often as the peer's accept() says.
+    rnr_retry_count: how often the peer sends again when we had no receive posted, 0 to 7; 7 is
+        forever. Our sends are repeated as often as the peer's accept() says.
     responder_resources, initiator_depth: how many RDMA reads and atomics can be in flight to us,
-        and from us; by default as many as both devices support. From us there can be no more than
-        the peer's `responder_resources`; if these are 0, posting refuses them.
+        and from us, 0 to the device's max_qp_rd_atom and max_qp_init_rd_atom; by default as many as
+        both devices support. From us there can be no more than the peer's `responder_resources`; if
+        these are 0, posting refuses them (ValueError).
     keepalive: in seconds, for RC: the connection ends with an UnreachableError when the peer's
         device has given no sign of life for this time. While nothing is sent, an empty RDMA write,
         which takes one place in the send queue, probes it every half of the time. By default there
@@ -189,7 +194,8 @@ async def connect(
     Raises ValueError for a QP that cannot be connected, or that is on another device than the one
     to which the address leads; TimeoutError; RejectedError, UnreachableError or another CMError if
     connecting fails; VerbsError for what the kernel refuses at once, such as an address without a
-    route. A task that is cancelled gives up at once. After a failure the QP may have to be reset.
+    route; OSError if librdmacm is missing. A task that is cancelled gives up at once. After a
+    failure the QP may have to be reset.
 
     Wraps rdma_resolve_addr(3), rdma_resolve_route(3), rdma_connect(3), rdma_init_qp_attr(3) and
     rdma_establish(3).
@@ -264,7 +270,8 @@ async def join_multicast(
     """Make a QP a member of a multicast group: it receives all datagrams for it, our own, too.
 
     qp: a UD QP in RESET, or in RTS with the Q_Key of the group, on the device that leads there.
-    group: a multicast address (a link-local one with its interface: ff12::c0:1%eth0).
+    group: a multicast address (a link-local one with its interface: ff12::c0:1%eth0). On RoCE the
+        kernel joins only groups of IPv4.
     source: our own address, if no route leads to the group, or several do.
     timeout: in seconds; with None the kernel's own limits.
 
@@ -308,12 +315,12 @@ class Request(BaseRequest):
         timeout: the seconds until the peer has confirmed the connection; None waits for ever.
         on_init: called with the QP in INIT, to post receives before the peer can send.
 
-        The other parameters are those of `connect`.
+        The other parameters are those of `cqnotify.cm.connect`.
 
         Raises RequestExpiredError if the peer has given up, which nothing reports earlier;
-        VerbsError (EMSGSIZE) if the MTU of the peer's port is larger than that of ours; ValueError
-        for a QP that cannot be connected, and for a request that was answered already;
-        TimeoutError. Wraps rdma_accept(3).
+        VerbsError (EMSGSIZE) if the MTU of the peer's port is larger than that of ours (the request
+        can still be rejected then); ValueError for a QP that cannot be connected, and for a request
+        that was answered already; TimeoutError. Wraps rdma_accept(3).
         """
         event = event_of(self)
         counts = event.retry_count, rnr_retry_count, responder_resources, initiator_depth
@@ -332,9 +339,12 @@ class Request(BaseRequest):
     async def reject(self, private_data: bytes = b"") -> None:
         """Reject the connection.
 
-        private_data: for the peer's program, see RejectedError: at most 148 bytes; 251 on iWARP.
+        private_data: for the peer's program, see RejectedError: at most 148 bytes, or 136 with
+            datagrams; 251 on iWARP.
 
-        Wraps rdma_reject(3).
+        Without `await` nothing is sent: the peer is rejected when the request is dropped or closed,
+        without `private_data`, and Python warns that the coroutine was never awaited. Wraps
+        rdma_reject(3).
         """
         link = self._link
         link.reject(check.rejection(private_data, link.id.is_iwarp, self.is_datagrams))
@@ -391,7 +401,10 @@ class Listener(_Closes, BaseListener):
     async def get_request(self, timeout: float | None = None) -> Request:
         """Wait for the next peer that wants to connect.
 
-        Raises TimeoutError, and ClosedError once the listener was closed.
+        timeout: in seconds; None waits for ever.
+
+        `async for request in listener` does the same until the listener is closed. Raises
+        TimeoutError, and ClosedError once the listener was closed.
         """
         link = self._entered or self._link
         event = await link.expect(REQUEST, deadline(timeout))
@@ -418,15 +431,16 @@ def listen(
 ) -> Listener:
     """Listen on an address, in an `async with` block.
 
-    host: an IP address, or a name; "0.0.0.0" and "::" are all addresses, "::" those of IPv4, too.
+    host: an IP address (a link-local one with its interface: fe80::1%eth0), or a name; "0.0.0.0"
+        and "::" are all addresses, "::" those of IPv4, too (not on iWARP).
     port: 0 chooses one, see `Listener.local`.
     backlog: how many requests may wait; more are rejected.
     datagrams: for UD QPs.
     reuse_address: whether others may listen on the port with another address.
     only_ipv6: whether "::" leaves out IPv4.
 
-    Raises VerbsError (EADDRINUSE, EADDRNOTAVAIL) as the block is entered. Wraps rdma_bind_addr(3)
-    and rdma_listen(3).
+    Raises VerbsError (EADDRINUSE, EADDRNOTAVAIL; EOPNOTSUPP for datagrams on iWARP) as the block is
+    entered. Wraps rdma_bind_addr(3) and rdma_listen(3).
     """
     check.check_backlog(backlog)
 

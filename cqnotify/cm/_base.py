@@ -87,7 +87,8 @@ class HasLink:
     def close(self) -> None:
         """End it at once, without waiting for the peer. Any thread may call this, also twice.
 
-        The call blocks while the kernel closes it, which takes some time.
+        A request that is closed is rejected. The call blocks while the kernel closes it, which
+        takes some time.
         """
         self._link.close()
 
@@ -136,6 +137,8 @@ class BaseConnection(HasLink):
     def make_ah(self, pd: PD) -> AH:
         """Return an address handle that leads to the peer, for datagrams.
 
+        pd: the PD for it.
+
         Raises ValueError for RC, and at the end that has accepted: there make the handle from a
         datagram that came, by AH.from_wc().
         """
@@ -154,7 +157,11 @@ class BaseConnection(HasLink):
 
     @property
     def error(self) -> Exception | None:
-        """Why the connection is over, or is about to be; None while it goes on."""
+        """Why the connection is over, or is about to be; None while it goes on.
+
+        A DisconnectedError if either end has disconnected, an UnreachableError or another CMError
+        if the connection has failed, a ClosedError if this end was closed.
+        """
         return self._link.error
 
     @property
@@ -199,7 +206,11 @@ class BaseMulticastGroup(HasLink):
         return int(self._parameters["qkey"])
 
     def make_ah(self, pd: PD) -> AH:
-        """Return an address handle that leads to the group."""
+        """Return an address handle that leads to the group; a send needs `remote_qpn` and
+        `remote_qkey`, too.
+
+        pd: the PD for it.
+        """
         return AH(pd, **self._parameters["ah_attr"])
 
     @property

@@ -21,6 +21,8 @@ _IFREQ: Final = struct.Struct("16sHH4s16x")  # with a sockaddr_in
 def local_addresses(context: Context) -> list[str]:
     """Return the addresses of this host that lead to a device, for `listen` and for peers.
 
+    context: the Context of the device.
+
     IPv4 comes before IPv6, and link-local addresses come last, with their interface: fe80::1%eth0.
     A peer on another host gives the name of an interface of its own.
     """

@@ -126,15 +126,19 @@ class Connection(_Closes, BaseConnection):
         link_of(self).disconnect()
 
     def wait_closed(self, timeout: float | None = None) -> None:
-        """Wait until the connection is over, see `cqnotify.cm.Connection.wait_closed`."""
+        """Wait until the connection is over.
+
+        The parameters are those of `cqnotify.cm.Connection.wait_closed`.
+        """
         _run(link_of(self).over(deadline(timeout)))
 
 
 @parameters_of(_async.connect)
 def connect(qp: QP, host: str, port: int, **given: Any) -> Connection:
-    """Connect a QP to the program that listens on an address, see `cqnotify.cm.connect`.
+    """Connect a QP to the program that listens on an address.
 
-    The timeout does not bound the time that a name takes to resolve.
+    The parameters are those of `cqnotify.cm.connect`. The timeout does not bound the time that a
+    name takes to resolve.
     """
     check.check_port(port, 1)
     options = check.options_by_name(qp, check.CONNECT, given)
@@ -152,9 +156,10 @@ def connect(qp: QP, host: str, port: int, **given: Any) -> Connection:
 
 @parameters_of(_async.resolve)
 def resolve(host: str, **given: Any) -> Resolved:
-    """Find out which device leads to an address, see `cqnotify.cm.resolve`.
+    """Find out which device leads to an address.
 
-    The timeout does not bound the time that a name takes to resolve.
+    The parameters are those of `cqnotify.cm.resolve`. The timeout does not bound the time that a
+    name takes to resolve.
     """
     source, timeout = given["source"], given["timeout"]
     check.check_timeout(timeout)
@@ -171,9 +176,10 @@ class MulticastGroup(_Closes, BaseMulticastGroup):
 
 @parameters_of(_async.join_multicast)
 def join_multicast(qp: QP, group: str, **given: Any) -> MulticastGroup:
-    """Make a QP a member of a multicast group, see `cqnotify.cm.join_multicast`.
+    """Make a QP a member of a multicast group.
 
-    The timeout does not bound the time that a name takes to resolve.
+    The parameters are those of `cqnotify.cm.join_multicast`. The timeout does not bound the time
+    that a name takes to resolve.
     """
     source, timeout = given["source"], given["timeout"]
     check.check_member(qp, timeout)
@@ -191,7 +197,10 @@ class Request(BaseRequest):
 
     @parameters_of_method(_async.Request.accept)
     def accept(self, qp: QP, **given: Any) -> Connection:
-        """Accept the connection, see `cqnotify.cm.Request.accept`."""
+        """Accept the connection.
+
+        The parameters are those of `cqnotify.cm.Request.accept`.
+        """
         event = event_of(self)
         given |= {"tos": None, "retry_count": event.retry_count}
         options = check.options_by_name(qp, check.ACCEPT, given)
@@ -202,7 +211,10 @@ class Request(BaseRequest):
         return Connection(link, qp, event)
 
     def reject(self, private_data: bytes = b"") -> None:
-        """Reject the connection, see `cqnotify.cm.Request.reject`."""
+        """Reject the connection.
+
+        The parameters are those of `cqnotify.cm.Request.reject`.
+        """
         link = link_of(self)
         link.reject(check.rejection(private_data, link.id.is_iwarp, self.is_datagrams))
 
@@ -211,9 +223,10 @@ class Listener(_Closes, BaseListener):
     """Accepts connections at an address, see `cqnotify.cm.Listener`."""
 
     def get_request(self, timeout: float | None = None) -> Request:
-        """Wait for the next peer that wants to connect.
+        """Wait for the next peer that wants to connect; a loop over the listener does the same.
 
-        Raises TimeoutError, and ClosedError once the listener was closed.
+        The parameters are those of `cqnotify.cm.Listener.get_request`. Raises TimeoutError, and
+        ClosedError once the listener was closed.
         """
         event = _run(link_of(self).expect(REQUEST, deadline(timeout)))
         return Request(link_of(self).of_request(event), event)
@@ -237,7 +250,10 @@ def listen(
     reuse_address: bool = False,
     only_ipv6: bool = False,
 ) -> Listener:
-    """Listen on an address, see `cqnotify.cm.listen`."""
+    """Listen on an address, at once.
+
+    The parameters are those of `cqnotify.cm.listen`.
+    """
     check.check_backlog(backlog)
     check.check_port(port)
     address = check.own(_addresses(host, port))

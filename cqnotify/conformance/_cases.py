@@ -118,7 +118,10 @@ class Case(NamedTuple):
 
 
 def cases(qp_types: Collection[QPType] = QP_TYPES) -> Iterator[Case]:
-    """Yield every case for queue pairs of these types."""
+    """Yield every case.
+
+    qp_types: the types of queue pairs.
+    """
     for outcome, qp_type, operation in itertools.product(Outcome, qp_types, OPERATIONS.values()):
         if qp_type in operation.qp_types and _can_end(operation, qp_type, outcome):
             for variant in itertools.product(*_variants(operation), Arm):

@@ -58,7 +58,10 @@ class Row(NamedTuple):
 
     @classmethod
     def from_dict(cls, row: Mapping[str, Any]) -> Row:
-        """Return the row that `as_dict` was called on."""
+        """Return the row that `as_dict` was called on.
+
+        row: what that returned.
+        """
         fields = {name: _READ[name](value) for name, value in row.items() if name in _READ}
         case = Case(*(fields.get(name, row[name]) for name in Case._fields))
         return cls(case, *(fields.get(name, row[name]) for name in cls._fields[1:]))
@@ -125,7 +128,10 @@ class Report(NamedTuple):
 
     @classmethod
     def from_dict(cls, report: Mapping[str, Any]) -> Report:
-        """Return the report that `as_dict` was called on; older ones have no sequences."""
+        """Return the report that `as_dict` was called on; older ones have no sequences.
+
+        report: what that returned.
+        """
         rows = tuple(map(Row.from_dict, report["rows"]))
         sequences = tuple(map(SequenceRow.from_dict, report.get("sequences", ())))
         return cls(report["device"], report["kernel"], rows, sequences)

@@ -13,11 +13,15 @@ __all__ = ["expected_events", "expected_statuses", "is_solicited"]
 
 
 def is_solicited(queue: Queue, status: WCStatus | int, send_flags: SendFlags) -> bool:
-    """Return whether a completion is solicited; `send_flags` are the sender's.
+    """Return whether a completion is solicited.
+
+    queue: the queue of its work request, SEND or RECV.
+    status: its status.
+    send_flags: those of the sender.
 
     ibv_req_notify_cq(3): "A CQE is solicited if it is a receive completion for a message with the
-    Solicited Event header bit set, or if the status is not successful. All other successful
-    receive completions, or any successful send completion is unsolicited."
+    Solicited Event header bit set, or if the status is not successful. All other successful receive
+    completions, or any successful send completion is unsolicited."
     """
     if status != WCStatus.SUCCESS:
         return True
@@ -27,7 +31,12 @@ def is_solicited(queue: Queue, status: WCStatus | int, send_flags: SendFlags) ->
 def expected_events(
     queue: Queue, armed: Arm, statuses: Sequence[WCStatus | int], send_flags: SendFlags
 ) -> int:
-    """Return how many events the completions raise on a CQ that was armed once, or not at all.
+    """Return how many events completions raise on a CQ that was armed once, or not at all.
+
+    queue: the queue of their work requests.
+    armed: what the CQ was armed for.
+    statuses: those of the completions.
+    send_flags: those of the sender.
 
     ibv_req_notify_cq(3): "If the argument solicited_only is zero, a completion event is generated
     for any new CQE. If solicited_only is non-zero, an event is only generated for a new CQE with
@@ -63,6 +72,9 @@ _UNHEARD_OF: Final[dict[Outcome, tuple[WCStatus | None, ...]]] = {
 
 def expected_statuses(case: Case, queue: Queue) -> tuple[WCStatus | None, ...]:
     """Return the statuses that are right; None stands for no completion.
+
+    case: the case.
+    queue: one of its queues.
 
     A work request that fails always completes; one that succeeds completes if it is signaled.
     """

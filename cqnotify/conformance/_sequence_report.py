@@ -51,7 +51,10 @@ class SequenceRow(NamedTuple):
             yield Deviation.OTHER_STATUS
 
     def at(self, taken: int) -> Deviation | None:
-        """Return how the events differ that a step has taken: the first of them is number 0."""
+        """Return how the events differ that a step has taken, or None.
+
+        taken: which step, counted from 0 among those that take events.
+        """
         expected, came = self.expected_events[taken], self.events[taken]
         if expected is None or came == expected:
             return None
@@ -77,7 +80,10 @@ class SequenceRow(NamedTuple):
 
     @classmethod
     def from_dict(cls, row: Mapping[str, Any]) -> SequenceRow:
-        """Return the row that `as_dict` was called on."""
+        """Return the row that `as_dict` was called on.
+
+        row: what that returned.
+        """
         steps = (Step(Action[step["action"]], step["n"], step["cq"]) for step in row["steps"])
         kind = QPType[row["qp_type"]], Queue[row["queue"]]
         return cls(

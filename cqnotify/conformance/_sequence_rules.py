@@ -20,6 +20,8 @@ _FLAGS: Final[dict[Action, SendFlags]] = {
 def expected_in_sequence(sequence: Sequence) -> tuple[int | None, ...]:
     """Return how many events each step that takes events must find; None: nothing is demanded.
 
+    sequence: the sequence.
+
     ibv_req_notify_cq(3) counts completions that are added after the call, and: "The request for
     notification is 'one shot.'" What the program polls, acknowledges or resizes in between does not
     matter. It does not mention a second call before the first has raised its event. Drivers of

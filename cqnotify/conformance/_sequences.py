@@ -181,6 +181,9 @@ SEQUENCES: Final[dict[str, tuple[Step, ...]]] = {
 
 
 def sequences(qp_types: Collection[QPType] = QP_TYPES) -> Iterator[Sequence]:
-    """Yield every sequence for queue pairs of these types, on send and on receive CQs."""
+    """Yield every sequence, on send and on receive CQs.
+
+    qp_types: the types of queue pairs.
+    """
     for name, qp_type, queue in itertools.product(SEQUENCES, qp_types, Queue):
         yield Sequence(name, qp_type, queue, SEQUENCES[name])

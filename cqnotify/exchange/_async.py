@@ -64,8 +64,11 @@ async def exchange_as_client(
     host, port: where the server listens. A refused connection is tried again until the timeout.
     address: the address of our QP, or a list of addresses.
     timeout: the seconds for all of it.
-    payload: bytes for the server. The server's are returned, too, then:
+    payload: up to 65536 bytes for the server. The server's are returned, too, then:
         `remote, payload = await exchange_as_client(...)`.
+
+    Raises TimeoutError; ValueError if the server violates the protocol; ConnectionError if it
+    closes the connection too early; other OSErrors of the network.
     """
     seconds = seconds_of(timeout)
     steps = client(as_addresses(address), as_payload(payload))
@@ -113,13 +116,17 @@ async def exchange_as_server(
         client gets our address only afterwards, since it may send at once.
     timeout: the seconds for all of it.
     on_reject: if given, a client that violates the protocol, or takes longer than 10 seconds, is
-        ignored: `on_reject(client, error)` is called, and the next client awaited. Once `connect`
-        was called, an error is raised all the same.
-    payload: bytes for the client. The client's are returned, too, then.
+        ignored: `on_reject(client, error)` is called, with the client's host and port as text, and
+        the next client awaited. Once `connect` was called, an error is raised all the same.
+    payload: up to 65536 bytes for the client. The client's are returned, too, then.
 
     Several tasks and threads can wait on one listener; the tasks of an event loop get clients in
     the order in which they began to wait. The listener is non-blocking meanwhile; do not call its
     accept().
+
+    Raises TimeoutError; ValueError if the client violates the protocol; ConnectionError if it
+    closes the connection too early; other OSErrors of the network, and (EBADF) after the listener
+    was closed.
     """
     server = Server(address, connect, on_reject, as_payload(payload))
     deadline = time_until(timeout)

@@ -107,12 +107,12 @@ _were_blocking: Final[WeakKeyDictionary[socket.socket, bool]] = WeakKeyDictionar
 def listen(host: str = "127.0.0.1", port: int = DEFAULT_PORT) -> socket.socket:
     """Return a listening socket for `exchange_as_server`, which the caller closes.
 
-    host: the address to listen on.
-    port: the TCP port; 0 takes a free one.
+    host: the address to listen on; "0.0.0.0" is all IPv4 addresses.
+    port: the TCP port; 0 takes a free one, which `getsockname()[1]` tells.
 
     The socket can serve several clients, one after the other or at once. Clients stay in the
     backlog until an exchange waits for them. Closing the socket, in any thread, ends the exchanges
-    that still wait for a client.
+    that still wait for a client. Raises OSError.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     plain = socket.create_server((host, port), family=family, backlog=_BACKLOG)

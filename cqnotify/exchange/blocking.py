@@ -63,7 +63,10 @@ def exchange_as_client(
     timeout: float = DEFAULT_TIMEOUT,
     payload: Payload | None = None,
 ) -> Addresses | tuple[Addresses, bytes]:
-    """Exchange addresses with a server, see `cqnotify.exchange.exchange_as_client`."""
+    """Exchange addresses with a server, and return the server's.
+
+    The parameters are those of `cqnotify.exchange.exchange_as_client`, and so are the errors.
+    """
     steps = client(as_addresses(address), as_payload(payload))
     deadline = time_until(timeout)
     while True:
@@ -106,8 +109,9 @@ def exchange_as_server(
     on_reject: OnReject | None = None,
     payload: Payload | None = None,
 ) -> Addresses | tuple[Addresses, bytes]:
-    """Exchange addresses with a client, see `cqnotify.exchange.exchange_as_server`.
+    """Wait for one client, exchange addresses with it, and return the client's.
 
+    The parameters are those of `cqnotify.exchange.exchange_as_server`, and so are the errors.
     Several threads can wait on one listener; any of them gets the next client.
     """
     server = Server(address, connect, on_reject, as_payload(payload))

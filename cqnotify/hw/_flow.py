@@ -226,11 +226,12 @@ class Flow(_core.Flow):
 
     qp: the QP, of type RAW_PACKET or UD.
     specs: what a packet must be, a `FlowSpec...` for each header from the outermost on, and then
-        what is done with it. Without any, all packets match that `flow_type` means.
+        what is done with it, with one `FlowSpecActionCount` at most. Without any, all packets match
+        that `flow_type` means.
     flow_type: NORMAL, or one of the rules for all packets that no other one matches.
-    priority: of several rules that match, the one of the lowest number counts.
+    priority: 0 to 65535; of several rules that match, the one of the lowest number counts.
     flags: `FlowAttrFlags`.
-    port_num: the port of the device.
+    port_num: the port of the device, counting from 1.
 
     Closing its QP, or the `FlowCounters` of its specs, closes the Flow. Raises VerbsError
     (EOPNOTSUPP) where the device steers no flows, and (EPERM) without the capability CAP_NET_RAW.

@@ -17,8 +17,8 @@ class WQ(_core.WQ):
 
     pd: the protection domain of the memory that is posted.
     cq: the CQ on which the receives complete.
-    max_wr: how many receives it has room for, at least.
-    max_sge: how many elements a receive can have.
+    max_wr: how many receives it has room for, at least; 1 to the device's max_qp_wr.
+    max_sge: how many elements a receive can have, up to the device's max_sge, and 64 at most.
     wq_type: RQ.
     create_flags: `WQFlags`.
     user_data: any object, kept as an attribute.

@@ -100,7 +100,7 @@ class Connection:
 
         buffers: bytes-like objects, contiguous in memory. The caller may use them again when this
             has returned.
-        timeout: in seconds.
+        timeout: in seconds; None waits for ever.
 
         A small message is copied, and leaves in this turn of the event loop; this waits only until
         the peer's program has received enough of those before. A larger one is read by the peer

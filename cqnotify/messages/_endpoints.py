@@ -51,12 +51,13 @@ async def connect(
 ) -> Connection:
     """Connect to a program that listens by `listen`.
 
-    host, port: an IP address (of the link, with its interface: fe80::1%eth0); or a name, or
-        several addresses: these are tried in turn, each on the device that it leads to. When one
-        has not answered within 0.25 s, the next one is tried as well, and the first to accept
-        remains.
+    host: an IP address (of the link, with its interface: fe80::1%eth0); or a name, or several
+        addresses: these are tried in turn, each on the device that it leads to. When one has not
+        answered within 0.25 s, the next one is tried as well, and the first to accept remains; if
+        there is none, the error has the text of each.
+    port: 1 to 65535.
     timeout: in seconds, until the connection is made; None is as long as the kernel tries.
-    options: of this end.
+    options: of this end; by default `ConnectionOptions()`.
     source: our own address, where several lead to the peer.
 
     Raises RefusedError if the two ends do not fit, or the peer has no memory for the connection;
@@ -266,8 +267,13 @@ class Listener:
         return resources
 
     async def accept(self, timeout: float | None = None) -> Connection:
-        """Wait for the next connection. Raises TimeoutError, ClosedError after close, and
-        RuntimeError in another event loop."""
+        """Wait for the next connection; `async for conn in listener` does the same until it is
+        closed.
+
+        timeout: in seconds; None waits for ever.
+
+        Raises TimeoutError, ClosedError after close, and RuntimeError in another event loop.
+        """
         check_timeout(timeout)
         check_loop(self._loop, "this listener")
         if len(self._ready):
@@ -309,8 +315,9 @@ class Listener:
             self._devices.clear()
 
     async def aclose(self) -> None:
-        """The same; afterwards nothing of it runs any more. Raises RuntimeError in another event
-        loop."""
+        """Listen no more, as close() does; afterwards nothing of it runs any more. Raises
+        RuntimeError in another event loop.
+        """
         if self._loop is not None:
             check_loop(self._loop, "this listener")
         try:

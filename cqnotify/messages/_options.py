@@ -22,15 +22,17 @@ LIMITS: Final = {
 
 @dataclass(frozen=True)
 class ConnectionOptions:
-    """ConnectionOptions of a connection. Each end has its own.
+    """What an end of a connection chooses for itself.
 
-    credits: how many messages the peer may send that were not received by the program yet.
-    eager: the size of the memory for each of these, in bytes, and the most that this end copies
+    credits: how many messages the peer may send that were not received by the program yet; 2 to
+        4096.
+    eager: the bytes of memory for each of these, 256 to 1 MiB, and the most that this end copies
         there to send it. A message that does not fit into the smaller one of both ends' is read by
         the receiver from the sender's memory.
     max_message, max_frames: the largest message that this end receives, in bytes and frames. The
         peer's send() refuses larger ones.
-    offers: how many messages that the receiver reads itself can be under way from this end.
+    offers: how many messages that the receiver reads itself can be under way from this end; 1 to
+        1024.
     cache: how many bytes of memory stay registered that are not in use, for all connections of the
         same `cache` together; 0: none. Memory that a peer was to read remains readable as long.
     isolated: whether the connection shares registrations with no other one. Otherwise a peer that
@@ -38,7 +40,7 @@ class ConnectionOptions:
     name: of the CQs in `cqnotify.metrics`, as "messages: sends" and "messages: receives". The
         counters of a name stay: one for each peer is too many, unless these are few.
     keepalive: in seconds: the connection is lost when the peer's device has given no sign of life
-        for so long. None: only a send finds out that the peer's host is dead.
+        for so long. None: only a send finds out that the peer's host is dead. Refused on iWARP.
     """
 
     credits: int = 16

@@ -38,13 +38,15 @@ class SendDestination(TypedDict, total=False):
 class Endpoint:
     """One end of a connection: a QP, a CQ for each direction on one channel, and memory.
 
+    ctx: the Context.
+    qp_type: RC, UC or UD.
     size: the bytes of `mr`.
     access: what `mr` allows; by default local writes, and all that a peer can do through a QP of
         this type on this device.
     cqe: the entries of each CQ.
     one_cq: whether one CQ serves both directions.
-    pd: a PD to use instead of a new one; likewise channel, send_cq, recv_cq and mr. So several ends
-        can share parts; close() leaves these open.
+    pd, channel, send_cq, recv_cq, mr: objects to use instead of new ones. So several ends can share
+        parts; close() leaves these open.
     qp: the other parameters of QP(); its queues hold 64 work requests by default.
 
     `connect()` connects two of them, the method an end to a peer elsewhere. `to_peer` then is what
@@ -115,8 +117,11 @@ class Endpoint:
     ) -> None:
         """Bring the QP to RTS, towards a peer whose address has been exchanged.
 
-        The parameters are those of `QP.connect`, but UD takes `remote`, too: `to_peer` names it,
-        and its address handle has the path that the options give.
+        remote: the peer's QPAddress. UD takes it, too: `to_peer` names it, and its address handle
+            has the path that the options give.
+        options: other parameters of `QP.connect`.
+
+        The other parameters are those of `cqnotify.QP.connect`.
         """
         if self.qp.qp_type != QPType.UD:
             self.qp.connect(remote, port_num=port_num, gid_index=gid_index, **options)

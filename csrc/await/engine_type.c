@@ -350,83 +350,104 @@ CQN_RARE static PyObject *engine_pending(PyObject *op, PyObject *Py_UNUSED(unuse
 static PyMethodDef engine_methods[] = {
     {"poll", (PyCFunction)(void (*)(void))engine_poll, METH_FASTCALL | METH_KEYWORDS,
      "poll($self, /, max_entries=16, *, spin=0.0)\n--\n\n"
-     "The completions that are there, without waiting; those that tasks wait for go to them, and "
-     "while one is in wait() all others do. `spin` is that of CQ.poll().\n\n"
-     "After close() it returns what had been taken from the CQ and not been handed out by then, "
-     "and raises ClosedError when nothing is left. It may be called from other threads, as "
-     "CQ.poll(), which comes here. Wraps ibv_poll_cq(3)."},
+     "Return the completions that are there and that no task awaits, without waiting; none\n"
+     "while a task is in wait().\n\n"
+     "The parameters are those of `cqnotify.CQ.poll`. After close() it returns what had been\n"
+     "taken from the CQ and not been handed out by then, and raises ClosedError when nothing\n"
+     "is left. Any thread may call it, as CQ.poll(), which comes here.\n\n"
+     "Wraps ibv_poll_cq(3)."},
     {"wait", (PyCFunction)(void (*)(void))cqn_engine_wait, METH_FASTCALL | METH_KEYWORDS,
      "wait($self, /, max_entries=16, *, spin=None, solicited_only=False)\n--\n\n"
-     "Await the next completions, at least one and at most `max_entries`.\n\n"
-     "Those that a task awaits by completion(), send() and so on are not among them. Completions "
-     "that are there already are returned at once. Otherwise it polls for up to `spin` seconds "
-     "without the GIL (the loop stands still meanwhile), and then sleeps until the CQ raises an "
-     "event. With spin=\"auto\", or without, as the AsyncCQ's `spin` says, it polls only while "
-     "nothing else is ready in the loop. With `solicited_only` only a solicited completion wakes "
-     "it, together with all that "
-     "came before; some devices (rxe among them) count a failed one as unsolicited, so such a "
-     "waiter can sleep through the death of its QP, unless the program itself moved it to ERR. It "
-     "is woken by others, too, while some other task waits for any completion.\n\n"
-     "Several tasks may wait: they are served in the order in which they came. It can be cancelled "
-     "and put under a timeout: a completion that no task took stays queued.\n\n"
-     "Raises ClosedError when this, the CQ or the channel is closed, also while waiting and by "
-     "another thread; AsyncEventError when the device reports a failure after which completions "
-     "may be missing, once, and when it is a fatal one from then on; RuntimeError while another "
-     "event loop that is not closed uses the channel, VerbsError for what the device refuses.\n\n"
+     "Await the next completions, and return a list of at least one.\n\n"
+     "max_entries: how many at most, from 1 on.\n"
+     "spin: poll for up to this number of seconds, 0 to 60, without the GIL, before sleeping;\n"
+     "    the loop stands still meanwhile. With \"auto\", or with None, as the AsyncCQ's `spin`\n"
+     "    says, it polls only while nothing else is ready in the loop.\n"
+     "solicited_only: only a solicited completion wakes the task, together with all that came\n"
+     "    before. Some devices (rxe among them) count a failed one as unsolicited, so such a\n"
+     "    task can sleep through the death of its QP, unless the program itself moved it to\n"
+     "    ERR. It is woken by others, too, while some other task waits for any completion.\n\n"
+     "Those that a task awaits by completion(), send() and so on are not among them.\n"
+     "Completions that are there already are returned at once. Several tasks may wait: they\n"
+     "are served in the order in which they came. It can be cancelled and put under a timeout:\n"
+     "a completion that no task took stays queued.\n\n"
+     "Raises ClosedError when this, the CQ or the channel is closed, also while waiting and by\n"
+     "another thread; AsyncEventError when the device reports a failure after which\n"
+     "completions may be missing, once, and when it is a fatal one from then on; RuntimeError\n"
+     "while another event loop that is not closed uses the channel, VerbsError for what the\n"
+     "device refuses.\n\n"
      "Wraps ibv_req_notify_cq(3), ibv_get_cq_event(3) and ibv_poll_cq(3)."},
     {"completion", (PyCFunction)(void (*)(void))cqn_engine_completion,
      METH_FASTCALL | METH_KEYWORDS,
      "completion($self, /, wr_id, *, qp=None)\n--\n\n"
-     "Await the completion of this work request, whatever its status; leave all others.\n\n"
-     "For work requests that were posted with QP.post_send() and post_recv(). With `qp` only those "
-     "of that QP count. It may be there already, and goes before wait(). If several tasks "
-     "await the same one, the first of them gets it.\n\n"
-     "Errors and cancellation are as for wait(), and with `qp` it is ClosedError, too, when that "
-     "QP is closed or reset. Wraps the same verbs."},
+     "Await the completion of a work request, whatever its status; leave all others.\n\n"
+     "wr_id: that of the request, which was posted with QP.post_send() or post_recv().\n"
+     "qp: count only requests of this QP; None: of any.\n\n"
+     "It may be there already, and goes before wait(). If several tasks await the same one,\n"
+     "the first of them gets it. Errors and cancellation are as for wait(), and with `qp` it\n"
+     "is ClosedError, too, when that QP is closed or reset. Wraps the same verbs."},
     {"send", (PyCFunction)(void (*)(void))cqn_engine_sends, METH_FASTCALL | METH_KEYWORDS,
      "send($self, /, qp, sg, *, imm_data=None, send_flags=2, wr_id=None, ah=None, "
      "remote_qpn=None, remote_qkey=None, remote_srqn=None)\n--\n\n"
      "Post a SEND, or a SEND_WITH_IMM if `imm_data` is given, and await its completion.\n\n"
-     "`qp` must send on this CQ. The arguments are those of QP.post_send(); SIGNALED is always "
-     "set. Where the send queue is full it waits for a free slot, first come, first served.\n\n"
-     "Without `wr_id` one is chosen (`2**63` and above) that no other request has. If the awaiting "
-     "task is cancelled, the device goes on: the memory is kept until the completion, which is "
-     "dropped then, or, if you gave a `wr_id`, stays in the queue.\n\n"
-     "Raises CompletionError (with status, qp_num, wr_id) if it failed, ValueError and VerbsError "
-     "for what cannot be posted, AsyncEventError and ClosedError as wait(), ClosedError also when "
-     "the QP is closed or reset. Wraps ibv_post_send(3) and ibv_poll_cq(3)."},
+     "qp: the QP, which must send on this CQ.\n"
+     "sg: the memory, as for QP.post_send().\n"
+     "imm_data: 32 bits for the receiver.\n"
+     "send_flags: SendFlags; SIGNALED is always set.\n"
+     "wr_id: 64 bits; None: one is chosen (`2**63` and above) that no other request has.\n"
+     "ah, remote_qpn, remote_qkey: the receiver on UD, as for QP.post_send().\n"
+     "remote_srqn: the receiver on XRC_SEND, as for QP.post_send().\n\n"
+     "Where the send queue is full it waits for a free slot, first come, first served. If the\n"
+     "awaiting task is cancelled, the device goes on: the memory is kept until the completion,\n"
+     "which is dropped then, or, if you gave a `wr_id`, stays in the queue for completion().\n\n"
+     "Raises CompletionError (with status, qp_num, wr_id) if it failed, ValueError and\n"
+     "VerbsError for what cannot be posted, AsyncEventError and ClosedError as wait(),\n"
+     "ClosedError also when the QP is closed or reset.\n\n"
+     "Wraps ibv_post_send(3) and ibv_poll_cq(3)."},
     {"recv", (PyCFunction)(void (*)(void))cqn_engine_receives, METH_FASTCALL | METH_KEYWORDS,
      "recv($self, /, qp, sg, *, wr_id=None)\n--\n\n"
      "Post a receive, and await the message.\n\n"
-     "`qp` must receive on this CQ, and not from an SRQ. As send(), but a receive whose task was "
-     "cancelled stays posted, and the next recv() of the same memory on that QP goes on with it "
-     "instead of posting another: so a recv() under a timeout can be called again and again, and "
-     "no message is lost. Until then the completion of a message that comes for it goes to "
-     "wait(). If you gave a `wr_id` it is for recv() of the same `wr_id`, and for "
-     "completion(wr_id).\n\n"
+     "qp: the QP, which must receive on this CQ, and not from an SRQ.\n"
+     "sg: the memory, as for QP.post_recv().\n"
+     "wr_id: as for send().\n\n"
+     "It is as send(), but a receive whose task was cancelled stays posted, and the next\n"
+     "recv() of the same memory on that QP goes on with it instead of posting another: so a\n"
+     "recv() under a timeout can be called again and again, and no message is lost. Until then\n"
+     "the completion of a message that comes for it goes to wait(). If you gave a `wr_id` it\n"
+     "is for recv() of the same `wr_id`, and for completion(wr_id).\n\n"
      "Wraps ibv_post_recv(3) and ibv_poll_cq(3)."},
     {"write", (PyCFunction)(void (*)(void))cqn_engine_writes, METH_FASTCALL | METH_KEYWORDS,
      "write($self, /, qp, sg, remote_addr, rkey, *, imm_data=None, send_flags=2, "
      "wr_id=None, remote_srqn=None)\n--\n\n"
-     "Post an RDMA_WRITE (with `imm_data` RDMA_WRITE_WITH_IMM), and await its completion.\n\n"
-     "See send()."},
+     "Post an RDMA_WRITE, or an RDMA_WRITE_WITH_IMM if `imm_data` is given, and await its\n"
+     "completion.\n\n"
+     "remote_addr, rkey: the peer's memory and its key.\n\n"
+     "The other parameters are those of `AsyncCQ.send`, and so are the errors."},
     {"read", (PyCFunction)(void (*)(void))cqn_engine_reads, METH_FASTCALL | METH_KEYWORDS,
      "read($self, /, qp, sg, remote_addr, rkey, *, send_flags=2, wr_id=None)\n--\n\n"
-     "Post an RDMA_READ into `sg`, and await its completion. See send()."},
+     "Post an RDMA_READ into `sg`, and await its completion.\n\n"
+     "The parameters are those of `AsyncCQ.write`, and so are the errors."},
     {"atomic_cmp_and_swp", (PyCFunction)(void (*)(void))cqn_engine_swaps,
      METH_FASTCALL | METH_KEYWORDS,
      "atomic_cmp_and_swp($self, /, qp, sg, remote_addr, rkey, compare_add, swap, *, send_flags=2, "
      "wr_id=None)\n--\n\n"
-     "Post an ATOMIC_CMP_AND_SWP, and await its completion.\n\n"
-     "If the 8 bytes at `remote_addr` equal `compare_add` they become `swap`; what they were "
-     "before is in `sg`, 8 bytes. See send()."},
+     "Post an ATOMIC_CMP_AND_SWP, and await its completion: a number of the peer's is replaced\n"
+     "if it equals another one.\n\n"
+     "sg: 8 bytes, for the number from before.\n"
+     "remote_addr, rkey: the place of the number, a multiple of 8, and the key.\n"
+     "compare_add: 64 bits, to compare with.\n"
+     "swap: 64 bits, to store.\n\n"
+     "The other parameters are those of `AsyncCQ.send`, and so are the errors."},
     {"atomic_fetch_and_add", (PyCFunction)(void (*)(void))cqn_engine_adds,
      METH_FASTCALL | METH_KEYWORDS,
      "atomic_fetch_and_add($self, /, qp, sg, remote_addr, rkey, compare_add, *, send_flags=2, "
      "wr_id=None)\n--\n\n"
-     "Post an ATOMIC_FETCH_AND_ADD, and await its completion.\n\n"
-     "`compare_add` is added to the 8 bytes at `remote_addr`; what they were before is in `sg`, 8 "
-     "bytes. See send()."},
+     "Post an ATOMIC_FETCH_AND_ADD, and await its completion: a number of the peer's is\n"
+     "increased.\n\n"
+     "sg: 8 bytes, for the number from before.\n"
+     "remote_addr, rkey: the place of the number, a multiple of 8, and the key.\n"
+     "compare_add: 64 bits, to add.\n\n"
+     "The other parameters are those of `AsyncCQ.send`, and so are the errors."},
     {"_notify", engine_notify, METH_VARARGS,
      "_notify($self, error, qp=None, /)\n--\n\n"
      "Let every task that waits raise `error`, as far as it may be for `qp`; was there one?"},

@@ -8,17 +8,21 @@
 
 const char cqn_close_doc[] =
     "close($self, /)\n--\n\n"
-    "Destroy it. Closing twice is fine; BusyError says what still needs it.";
+    "Destroy the object; a second call does nothing.\n\n"
+    "Raises BusyError, which names what still needs it: another object, or a work request in\n"
+    "flight.";
 
 const char cqn_add_close_callback_doc[] =
     "add_close_callback($self, callback, /)\n--\n\n"
-    "Call `callback()` as soon as this is closed, in the thread that closes it.\n\n"
-    "For event loops that watch it: they get to know at once. An Exception in it is reported as "
-    "unraisable; close() raises another, such as KeyboardInterrupt, when all is closed.";
+    "Call a function as soon as the object is closed, in the thread that closes it.\n\n"
+    "callback: called without arguments. An Exception that it raises is reported as\n"
+    "    unraisable; close() raises another, such as KeyboardInterrupt, when everything is\n"
+    "    closed.";
 
 const char cqn_remove_close_callback_doc[] =
     "remove_close_callback($self, callback, /)\n--\n\n"
-    "Take back an add_close_callback(); returns how many were taken back.";
+    "Remove a function, and return how often add_close_callback() had added it.\n\n"
+    "callback: the same function.";
 
 const char cqn_enter_doc[] = "__enter__($self, /)\n--\n\nReturn the object itself.";
 

@@ -266,9 +266,10 @@ static const cqn_wait_kind async_wait = {
 const char cqn_get_async_event_doc[] =
     "get_async_event($self, /, timeout=None)\n--\n\n"
     "Sleep until the device reports something besides completions, and return the AsyncEvent.\n\n"
-    "It is acknowledged already. `timeout` is in seconds, None waits for ever; TimeoutError at "
-    "its end, ClosedError if the context is closed meanwhile, DeviceRemovedError when the device "
-    "has gone. Events that were there before the call count, each comes once.\n\n"
+    "timeout: seconds, 0 or more; None waits for ever.\n\n"
+    "The event is acknowledged already. Events from before the call count, and each comes\n"
+    "once. Raises TimeoutError, ClosedError if the context is closed meanwhile, and\n"
+    "DeviceRemovedError when the device is gone.\n\n"
     "Wraps ibv_get_async_event(3).";
 
 PyObject *cqn_get_async_event(PyObject *op, PyObject *const *args, Py_ssize_t nargs,

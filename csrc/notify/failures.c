@@ -338,8 +338,10 @@ static PyMemberDef watch_members[] = {CQN_OBJECT_MEMBERS, {NULL, 0, 0, 0, NULL}}
 static PyType_Slot watch_slots[] = {
     {Py_tp_doc, "FailureWatch(context)\n--\n\n"
                 "Notifies an event loop of the device's failures, without consuming them.\n\n"
-                "Wait until fileno() is readable, then call read(). Each of any number of watches "
-                "returns all failures that are read, by it or by others, after it was made."},
+                "context: the Context of the device.\n\n"
+                "Wait until fileno() is readable, then call read(). Each of any number of\n"
+                "watches returns all failures that are read, by it or by others, after it was\n"
+                "made."},
     {Py_tp_new, watch_new},
     {Py_tp_repr, cqn_repr},
     {Py_tp_traverse, cqn_traverse},

@@ -577,8 +577,8 @@ CQN_RARE static PyObject *wc_restore(PyObject *type, PyObject *args)
 static PyMethodDef wc_methods[] = {
     {"raise_for_status", wc_raise_for_status, METH_NOARGS,
      "raise_for_status($self, /)\n--\n\n"
-     "Return this completion, as SuccessfulCompletion; CompletionError if the work request "
-     "failed."},
+     "Return this completion, as SuccessfulCompletion.\n\n"
+     "Raises CompletionError if the work request failed."},
     {"__class_getitem__", Py_GenericAlias, METH_O | METH_CLASS,
      "__class_getitem__($type, item, /)\n--\n\n"
      "For type checkers: see SuccessfulCompletion."},

@@ -256,10 +256,14 @@ static PyObject *array_repr(PyObject *op)
 static PyMethodDef array_methods[] = {
     {"index", array_index, METH_VARARGS,
      "index($self, value, start=0, stop=9223372036854775807, /)\n--\n\n"
-     "Where the first that equals `value` is, from `start` on and before `stop`; ValueError if "
-     "there is none."},
+     "Return where the first completion is that equals a value, with all its fields.\n\n"
+     "value: what each is compared with, such as a WorkCompletion.\n"
+     "start, stop: search only there, as in a slice.\n\n"
+     "Raises ValueError if there is none."},
     {"count", array_count, METH_O,
-     "count($self, value, /)\n--\n\nHow many completions equal `value`."},
+     "count($self, value, /)\n--\n\n"
+     "Return how many completions equal a value, with all their fields.\n\n"
+     "value: what each is compared with, such as a WorkCompletion."},
     CQN_VALUE_METHODS(array_copy, array_reduce, array_restore),
     {NULL, NULL, 0, NULL},
 };
@@ -273,12 +277,12 @@ static PyMemberDef array_members[] = {
 static PyType_Slot array_slots[] = {
     {Py_tp_doc,
      "WCArray(capacity)\n--\n\n"
-     "Room for `capacity` completions, for CQ.poll_into().\n\n"
-     "As a sequence it has the completions that the last call brought, as WorkCompletions; a slice "
-     "is a list of them. As a read-only buffer it has `capacity` rows with the fields of ibv_wc, "
-     "which numpy.asarray() "
-     "shows without copying; imm_data is in host order, and `fields` says, in WCExFlags, "
-     "which of the others are valid; what is not is 0."},
+     "Room for completions, for CQ.poll_into().\n\n"
+     "capacity: how many, from 1 on.\n\n"
+     "As a sequence it has the completions of the last call, as WorkCompletions; a slice is a\n"
+     "list of them. As a read-only buffer it has `capacity` rows with the fields of ibv_wc,\n"
+     "which numpy.asarray() shows without copying; imm_data is in host order, and `fields`\n"
+     "says, in WCExFlags, which of the others are valid; the other fields are 0."},
     {Py_tp_new, array_new},
     {Py_tp_repr, array_repr},
     {Py_tp_dealloc, array_dealloc},

@@ -121,10 +121,15 @@ static int check_datagram(const struct ibv_wc *raw, const Py_buffer *grh)
 
 static const char ah_from_wc_doc[] =
     "from_wc($type, /, pd, wc, grh=b'', *, port_num=1)\n--\n\n"
-    "Return the address handle that leads back to the sender of a datagram.\n\n"
-    "`wc` is its completion, `grh` the 40 bytes before the message: mr.read(40, ...), or a buffer. "
-    "`port_num` is the port where it came in. The peer's QP number is wc.src_qp.\n\n"
-    "ValueError for what is no received datagram, VerbsError where there is no way back.\n\n"
+    "Return the address handle that leads back to the sender of a datagram, whose QP number\n"
+    "is wc.src_qp.\n\n"
+    "pd: the PD of the QP that is to send.\n"
+    "wc: the completion of the receive.\n"
+    "grh: the 40 bytes before the message, if the completion has them: mr.read(40, ...), or a\n"
+    "    buffer.\n"
+    "port_num: the port on which the datagram arrived.\n\n"
+    "Raises ValueError if `wc` is not the successful receive of a datagram, and VerbsError if\n"
+    "there is no way back.\n\n"
     "Wraps ibv_init_ah_from_wc(3) and ibv_create_ah(3).";
 
 CQN_RARE static PyObject *ah_from_wc(PyObject *cls, PyObject *args, PyObject *kwargs)
@@ -199,8 +204,17 @@ static PyType_Slot ah_slots[] = {
      "AH(pd, *, dgid=None, sgid_index=0, port_num=1, dlid=0, sl=0, hop_limit=64, "
      "traffic_class=0, flow_label=0, src_path_bits=0, static_rate=0)\n--\n\n"
      "An address handle: where a send on a UD queue pair goes.\n\n"
-     "The arguments are the fields of struct ibv_ah_attr. RoCE needs `dgid`, the GID of the "
-     "peer, and `sgid_index`, the index of an own GID that can reach it.\n\n"
+     "pd: the PD of the QP.\n"
+     "dgid: the peer's GID: an IP address, its text, or 16 bytes. RoCE needs it; None is a\n"
+     "    path within the InfiniBand subnet.\n"
+     "sgid_index: the index of our GID that can reach it.\n"
+     "port_num: our port, from 1 on.\n"
+     "dlid: the peer's LID, 16 bits, on InfiniBand.\n"
+     "sl: the service level, 0 to 15.\n"
+     "hop_limit, traffic_class: fields of the IP header, 0 to 255.\n"
+     "flow_label: the IPv6 flow label, 20 bits.\n"
+     "src_path_bits: bits of our LID, 0 to 127, on InfiniBand.\n"
+     "static_rate: the limit of the rate, a code of enum ibv_rate; 0 is none.\n\n"
      "Wraps ibv_create_ah(3)."},
     {Py_tp_new, ah_new},
     {Py_tp_repr, ah_repr},

@@ -304,16 +304,16 @@ static PyMethodDef channel_methods[] = {
     {"get_event", (PyCFunction)(void (*)(void))channel_get_event, METH_FASTCALL | METH_KEYWORDS,
      "get_event($self, /, timeout=None)\n--\n\n"
      "Sleep until a CQ of this channel has an event, and return that CQ.\n\n"
-     "The event is counted on the CQ, which owes an ack() for it. An event can come with no "
-     "completion behind it. `timeout` is in seconds, None waits for ever; TimeoutError at its end, "
-     "which names the likely cause, ClosedError if the channel is closed meanwhile, "
-     "InterruptedError after interrupt(), AsyncEventError if the device reports a failure of "
-     "itself, of a CQ of this channel, or of a QP of such a CQ or its SRQ, and with "
-     "`transient_errors` of its port, too. Each failure is raised once, even if it was reported "
-     "before the call, unless this thread already has it from get_async_event(). "
-     "DeviceRemovedError when the device is gone. Signals run their handlers, and the wait goes "
-     "on.\n\n"
-     "A loop over the channel does the same, and ends when the channel is closed.\n\n"
+     "timeout: seconds, 0 or more; None waits for ever.\n\n"
+     "The event is counted on the CQ, which owes an ack() for it. An event can come with no\n"
+     "completion behind it. Signals run their handlers, and the wait goes on. A loop over the\n"
+     "channel does the same, and ends when the channel is closed.\n\n"
+     "Raises TimeoutError, which names the likely cause; InterruptedError after interrupt();\n"
+     "ClosedError if the channel is closed meanwhile; DeviceRemovedError when the device is\n"
+     "gone; and AsyncEventError if the device reports a failure of itself, of a CQ of this\n"
+     "channel, or of a QP of such a CQ or its SRQ, and with `transient_errors` of its port,\n"
+     "too. Each failure is raised once, even if it was reported before the call, unless this\n"
+     "thread already has it from get_async_event().\n\n"
      "Wraps ibv_get_cq_event(3)."},
     {"try_get_event", channel_try_get_event, METH_NOARGS,
      "try_get_event($self, /)\n--\n\n"
@@ -370,9 +370,10 @@ static PyMemberDef channel_members[] = {CQN_OBJECT_MEMBERS, {NULL, 0, 0, 0, NULL
 static PyType_Slot channel_slots[] = {
     {Py_tp_doc, "CompletionChannel(context, *, transient_errors=False)\n--\n\n"
                 "Where the completion events of any number of CQs arrive.\n\n"
-                "transient_errors: whether waits, those of an AsyncCQ as well, raise "
-                "AsyncEventError also for failures after which QPs may go on: PORT_ERR, "
-                "PATH_MIG_ERR.\n\n"
+                "context: the Context.\n"
+                "transient_errors: whether waits, those of an AsyncCQ as well, raise\n"
+                "    AsyncEventError also for failures after which QPs may go on: PORT_ERR,\n"
+                "    PATH_MIG_ERR.\n\n"
                 "Wraps ibv_create_comp_channel(3)."},
     {Py_tp_new, channel_new},
     {Py_tp_repr, cqn_repr},

@@ -570,27 +570,33 @@ static PyMethodDef context_methods[] = {
      "What the device's clock shows now.\n\nWraps ibv_query_rt_values_ex(3)."},
     {"query_port", (PyCFunction)(void (*)(void))context_query_port, METH_FASTCALL | METH_KEYWORDS,
      "query_port($self, /, port_num=1)\n--\n\n"
-     "Return the state of a port, a PortAttr; ports count from 1.\n\nWraps ibv_query_port(3)."},
+     "Return the state of a port, a PortAttr.\n\n"
+     "port_num: from 1 on.\n\n"
+     "Wraps ibv_query_port(3)."},
     {"query_pkey", (PyCFunction)(void (*)(void))context_query_pkey, METH_FASTCALL | METH_KEYWORDS,
      "query_pkey($self, /, index, port_num=1)\n--\n\n"
-     "The P_Key at `index` of a port's table, as a number in our byte order.\n\n"
-     "ValueError beyond the table's pkey_tbl_len entries.\n\nWraps ibv_query_pkey(3)."},
+     "Return a P_Key of a port's table, as a number in our byte order.\n\n"
+     "index: its place in the table, from 0 to the port's pkey_tbl_len - 1.\n"
+     "port_num: from 1 on.\n\n"
+     "Wraps ibv_query_pkey(3)."},
     {"query_gid_table", context_query_gid_table, METH_NOARGS,
      "query_gid_table($self, /)\n--\n\n"
      "The valid entries of the GID tables of all ports.\n\nWraps ibv_query_gid_table(3)."},
     {"query_gid", (PyCFunction)(void (*)(void))context_query_gid, METH_FASTCALL | METH_KEYWORDS,
      "query_gid($self, /, index, port_num=1)\n--\n\n"
      "Return one entry of a port's GID table, a GIDEntry.\n\n"
-     "Raises LookupError where the table has no valid entry at `index`, ValueError where there is "
-     "no such port. An index changes when addresses are added or removed; `find_gid` is safer.\n"
-     "Wraps ibv_query_gid_ex(3)."},
+     "index: its place in the table, from 0 on. It changes when addresses are added or\n"
+     "    removed; `find_gid` is safer.\n"
+     "port_num: from 1 on.\n\n"
+     "Raises LookupError where the table has no valid entry there, ValueError where there is\n"
+     "no such port. Wraps ibv_query_gid_ex(3)."},
     {"from_fd", context_from_fd, METH_CLASS | METH_O,
      "from_fd($type, cmd_fd, /)\n--\n\n"
-     "The context of another process, whose `cmd_fd` this is: a descriptor, or an object with "
-     "fileno().\n\n"
-     "PD.from_handle(), MR.from_handle() and hw.DM.from_handle() find its objects. The descriptor "
-     "is duplicated and stays the caller's. VerbsError (EOPNOTSUPP) where the device's provider "
-     "imports no contexts.\n\n"
+     "Return the context of another process.\n\n"
+     "cmd_fd: its `Context.cmd_fd` there, a descriptor, or an object with fileno(). It is\n"
+     "    duplicated, and stays the caller's.\n\n"
+     "PD.from_handle(), MR.from_handle() and hw.DM.from_handle() find its objects. Raises\n"
+     "VerbsError (EOPNOTSUPP) where the device's provider imports no contexts.\n\n"
      "Wraps ibv_import_device(3)."},
     {"get_async_event", (PyCFunction)(void (*)(void))cqn_get_async_event,
      METH_FASTCALL | METH_KEYWORDS, cqn_get_async_event_doc},
@@ -628,10 +634,8 @@ static PyMemberDef context_members[] = {CQN_OBJECT_MEMBERS, {NULL, 0, 0, 0, NULL
 
 static PyType_Slot context_slots[] = {
     {Py_tp_doc, "Context(name=None)\n--\n\n"
-                "An open RDMA device: the one called `name`, or the first that can be "
-                "opened.\n\n"
-                "VerbsError (ENODEV) where there is none. Closing it closes all that was made on "
-                "it.\n\nWraps ibv_open_device(3)."},
+                "The base of cqnotify.Context.\n\n"
+                "Wraps ibv_open_device(3)."},
     {Py_tp_new, context_new},
     {Py_tp_repr, context_repr},
     {Py_tp_traverse, cqn_traverse},

@@ -581,58 +581,71 @@ static PyMethodDef cq_methods[] = {
     {"req_notify", (PyCFunction)(void (*)(void))cq_req_notify, METH_FASTCALL | METH_KEYWORDS,
      "req_notify($self, /, solicited_only=False)\n--\n\n"
      "Arm the CQ: the next completion that is added raises one event on its channel.\n\n"
-     "With `solicited_only`, only a receive whose sender set SOLICITED does, and by the man page "
-     "an unsuccessful completion (not every device does that); a CQ that is armed for any "
-     "completion stays so. Completions that are already queued raise no event: arm, then poll "
-     "again, and sleep only if that found nothing. arm_if_empty() does all of that.\n\n"
+     "solicited_only: only a receive whose sender set SOLICITED does, and by the man page an\n"
+     "    unsuccessful completion (not every device does that). A CQ that is armed for any\n"
+     "    completion stays so.\n\n"
+     "Completions that are already queued raise no event: arm, then poll again, and sleep only\n"
+     "if that found nothing. arm_if_empty() does all of that.\n\n"
      "Wraps ibv_req_notify_cq(3)."},
     {"arm_if_empty", (PyCFunction)(void (*)(void))cq_arm_if_empty, METH_FASTCALL | METH_KEYWORDS,
      "arm_if_empty($self, /, solicited_only=False)\n--\n\n"
      "Arm the CQ, unless it has completions; return whether it is safe to sleep.\n\n"
-     "True: the CQ is armed, and was empty after that, so the next completion (the next solicited "
-     "one) raises an event on the channel. Now sleep, in get_event() or on the channel's fd. "
-     "False: poll() returns what is there; do not sleep. A CQ that is still armed is not armed "
-     "again, except after a get_event() that timed out, because that event may have been lost. The "
-     "event of a completion that was already polled may wake you: call this again then.\n\n"
+     "solicited_only: as for req_notify(): True then promises no more than that the next\n"
+     "    solicited completion raises an event.\n\n"
+     "True: the CQ is armed, and was empty after that, so the next completion raises an event\n"
+     "on the channel. Now sleep, in get_event() or on the channel's fd. False: poll() returns\n"
+     "what is there; do not sleep. A CQ that is still armed is not armed again, except after a\n"
+     "get_event() that timed out, because that event may have been lost. The event of a\n"
+     "completion that was already polled may wake you: call this again then.\n\n"
      "Wraps ibv_poll_cq(3) and ibv_req_notify_cq(3)."},
     {"poll", (PyCFunction)(void (*)(void))cqn_cq_poll, METH_FASTCALL | METH_KEYWORDS,
      "poll($self, /, max_entries=16, *, spin=0.0)\n--\n\n"
-     "Up to `max_entries` completions, oldest first; fewer mean that the CQ was emptied.\n\n"
-     "Never sleeps. While there is none it looks again for up to `spin` seconds, at most 60, at "
-     "the cost of a CPU but not of the GIL. spin=\"auto\" looks again for as long as the latest "
-     "waits took, at most 50 us: a wait begins when poll() finds nothing, and lasts until a "
-     "completion has come; where such waits are mostly longer, or the thread has one CPU, it does "
-     "not look again. A failed work request is a WorkCompletion too: see its "
-     "status. While the CQ has an AsyncCQ this is its poll().\n\n"
+     "Return a list of completions, oldest first; it never sleeps.\n\n"
+     "max_entries: how many at most, from 1 on. Fewer mean that the CQ was emptied.\n"
+     "spin: while there is none, look again for up to this number of seconds, 0 to 60, at the\n"
+     "    cost of a CPU but not of the GIL. \"auto\" looks again for as long as the latest waits\n"
+     "    took, at most 50 us: a wait begins when poll() finds nothing, and lasts until a\n"
+     "    completion has come; where such waits are mostly longer, or the thread has one CPU,\n"
+     "    it does not look again.\n\n"
+     "A failed work request is a WorkCompletion too: see its status. While the CQ has an\n"
+     "AsyncCQ this is its poll().\n\n"
      "Wraps ibv_poll_cq(3), or ibv_start_poll(3) where wc_flags were given."},
     {"poll_into", cqn_cq_poll_into, METH_O,
      "poll_into($self, wcs, /)\n--\n\n"
-     "Fill the WCArray `wcs` with completions, oldest first, and return how many came.\n\n"
-     "For high rates: no objects are made. Never sleeps. ValueError while the CQ has an "
-     "AsyncCQ.\n\nWraps ibv_poll_cq(3)."},
+     "Fill a WCArray with completions, oldest first, and return how many there are.\n\n"
+     "wcs: the array, whose earlier content is lost.\n\n"
+     "For high rates: no objects are made. Never sleeps. Raises ValueError while the CQ has an\n"
+     "AsyncCQ.\n\n"
+     "Wraps ibv_poll_cq(3)."},
     {"poll_ids", (PyCFunction)(void (*)(void))cqn_cq_poll_ids, METH_FASTCALL | METH_KEYWORDS,
      "poll_ids($self, /, max_entries=16)\n--\n\n"
-     "The wr_ids of up to `max_entries` successful completions, oldest first.\n\n"
-     "For high rates. A failed one ends the list; when it is the first, it is raised as "
-     "CompletionError, and the next call goes on behind it. Never sleeps. ValueError while the CQ "
-     "has an AsyncCQ.\n\n"
+     "Return the wr_ids of successful completions, oldest first.\n\n"
+     "max_entries: how many at most, from 1 on.\n\n"
+     "For high rates. A failed completion ends the list; when it is the first, it is raised as\n"
+     "CompletionError, and the next call continues after it. Never sleeps. Raises ValueError\n"
+     "while the CQ has an AsyncCQ.\n\n"
      "Wraps ibv_poll_cq(3)."},
     {"ack", (PyCFunction)(void (*)(void))cq_ack, METH_FASTCALL | METH_KEYWORDS,
      "ack($self, /, n=1)\n--\n\n"
-     "Acknowledge `n` events that get_event() returned for this CQ.\n\n"
-     "It takes a lock, so many at once are cheaper. ValueError beyond `unacked`; close() acks "
-     "the rest.\n\nWraps ibv_ack_cq_events(3)."},
+     "Acknowledge events that get_event() returned for this CQ.\n\n"
+     "n: how many, from 0 to `unacked`.\n\n"
+     "It takes a lock, so many at once are cheaper. close() acknowledges the rest.\n\n"
+     "Wraps ibv_ack_cq_events(3)."},
     {"resize", (PyCFunction)(void (*)(void))cq_resize, METH_FASTCALL | METH_KEYWORDS,
      "resize($self, /, cqe)\n--\n\n"
-     "Make room for at least `cqe` completions; those that wait in it stay.\n\n"
-     "A thread in get_event() and a task in an AsyncCQ sleep on, and are woken to look where "
-     "completions are in it; a loop of your own looks after this. VerbsError if it holds more "
-     "than that, or the device can't.\n\nWraps ibv_resize_cq(3) and "
-     "ibv_req_notify_cq(3)."},
+     "Change the room for completions; those in the CQ stay.\n\n"
+     "cqe: how many it must have room for, from 1 to the device's max_cqe.\n\n"
+     "A thread in get_event() and a task in an AsyncCQ sleep on, and are woken to look where\n"
+     "completions are in it; a loop of your own looks after this. Raises VerbsError if the CQ\n"
+     "holds more than that, or the device can't resize it.\n\n"
+     "Wraps ibv_resize_cq(3) and ibv_req_notify_cq(3)."},
     {"modify", (PyCFunction)(void (*)(void))cq_modify, METH_FASTCALL | METH_KEYWORDS,
      "modify($self, /, cq_count, cq_period)\n--\n\n"
-     "Moderate: an event only after `cq_count` completions or `cq_period` microseconds.\n\n"
-     "VerbsError (EOPNOTSUPP) where the device does not know this.\n\nWraps ibv_modify_cq(3)."},
+     "Moderate events: raise one only after a number of completions, or after a time.\n\n"
+     "cq_count: that number, 0 to 65535.\n"
+     "cq_period: that time in microseconds, 0 to 65535.\n\n"
+     "Raises VerbsError (EOPNOTSUPP) where the device has no moderation.\n\n"
+     "Wraps ibv_modify_cq(3)."},
     {"_why_silent", cqn_cq_why_silent, METH_NOARGS,
      "_why_silent($self, /)\n--\n\n"
      "Why a wait for its completions may have found nothing, for the message of an error.\n\n"
@@ -679,14 +692,25 @@ static PyType_Slot cq_slots[] = {
     {Py_tp_doc,
      "CQ(context, cqe, *, channel=None, comp_vector=0, user_data=None, wc_flags=None, "
      "parent_domain=None, name='', create_flags=0)\n--\n\n"
-     "A completion queue with room for at least `cqe` completions.\n\n"
-     "With a `channel` it can raise events there: see req_notify(). With `wc_flags`, WCExFlags, "
-     "its completions have these fields, and qp_num, instead of the usual ones; VerbsError where "
-     "the device does not report them. With a `parent_domain`, an hw.ParentDomain, or "
-     "`create_flags`, CQCreateFlags, it is always such an extended CQ; without `wc_flags` it has "
-     "the usual fields. cqnotify.metrics "
-     "adds up what the CQs of one `name` count. BusyError at close() while queue pairs use it.\n\n"
-     "Wraps ibv_create_cq(3), or ibv_create_cq_ex(3) where any of these is given."},
+     "A completion queue.\n\n"
+     "context: the Context.\n"
+     "cqe: how many completions it must have room for, from 1 to the device's max_cqe; the\n"
+     "    attribute says how many it has.\n"
+     "channel: the CompletionChannel for its events, of the same context: see req_notify().\n"
+     "    None: it raises none.\n"
+     "comp_vector: the interrupt vector, from 0 to Context.num_comp_vectors - 1.\n"
+     "user_data: any object, kept as an attribute.\n"
+     "wc_flags: WCExFlags: its completions have these fields, and qp_num, instead of the usual\n"
+     "    ones. None: the usual ones.\n"
+     "parent_domain: the hw.ParentDomain that it belongs to; only some providers take one.\n"
+     "name: cqnotify.metrics adds up what the CQs of one name count.\n"
+     "create_flags: CQCreateFlags: SINGLE_THREADED, one thread at a time uses it, so the\n"
+     "    provider takes no lock; IGNORE_OVERRUN, the device does not check whether the CQ is\n"
+     "    full.\n\n"
+     "BusyError at close() while queue pairs use it. Raises VerbsError if the device does not\n"
+     "report the fields of `wc_flags`, takes no parent domain, or lacks a flag.\n\n"
+     "Wraps ibv_create_cq(3), or ibv_create_cq_ex(3) where wc_flags, parent_domain or\n"
+     "create_flags are given."},
     {Py_tp_new, cq_new},
     {Py_tp_repr, cq_repr},
     {Py_tp_traverse, cq_traverse},

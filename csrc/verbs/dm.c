@@ -226,18 +226,27 @@ static PyMethodDef dm_methods[] = {
     {"from_handle", (PyCFunction)(void (*)(void))dm_from_handle,
      METH_CLASS | METH_VARARGS | METH_KEYWORDS,
      "from_handle($type, /, context, handle, length)\n--\n\n"
-     "The DM of another process, on a context from Context.from_fd().\n\n"
-     "`handle` and `length` are its attributes there. close() forgets it and frees nothing. "
-     "VerbsError (EOPNOTSUPP) where the device's provider imports no objects.\n\n"
+     "Return the DM of another process, on a context from Context.from_fd().\n\n"
+     "context: that context.\n"
+     "handle, length: its attributes in that process.\n\n"
+     "close() forgets it and frees nothing. Raises VerbsError (EOPNOTSUPP) where the device's\n"
+     "provider imports no objects.\n\n"
      "Wraps ibv_import_dm(3) and ibv_unimport_dm(3)."},
     {"read", (PyCFunction)(void (*)(void))dm_read, METH_FASTCALL | METH_KEYWORDS,
      "read($self, /, length=None, offset=0)\n--\n\n"
-     "A copy of `length` bytes (None: all up to the end) from `offset`.\n\n"
-     "VerbsError for what the device can't copy, such as parts of words.\n\n"
+     "Return a copy of the content, as bytes.\n\n"
+     "length: how many bytes; None: up to the end.\n"
+     "offset: where the first byte is.\n\n"
+     "Raises IndexError beyond the end, and VerbsError for what the device can't copy, such as\n"
+     "parts of words.\n\n"
      "Wraps ibv_memcpy_from_dm(3)."},
     {"write", (PyCFunction)(void (*)(void))dm_write, METH_FASTCALL | METH_KEYWORDS,
      "write($self, /, data, offset=0)\n--\n\n"
-     "Copy the bytes of the buffer `data` to `offset`; returns how many.\n\n"
+     "Copy data into the memory, and return the number of bytes.\n\n"
+     "data: any buffer.\n"
+     "offset: where the first byte goes.\n\n"
+     "Raises IndexError beyond the end, and VerbsError for what the device can't copy, such as\n"
+     "parts of words.\n\n"
      "Wraps ibv_memcpy_to_dm(3)."},
     CQN_OBJECT_METHODS(cqn_close_doc),
     {NULL, NULL, 0, NULL},
@@ -257,10 +266,14 @@ static PyMemberDef dm_members[] = {CQN_OBJECT_MEMBERS, {NULL, 0, 0, 0, NULL}};
 static PyType_Slot dm_slots[] = {
     {Py_tp_doc,
      "DM(context, length, *, log_align_req=0)\n--\n\n"
-     "Memory of `length` bytes on the device, at an address that is a multiple of 2 to the power "
-     "`log_align_req`.\n\n"
-     "Work requests and peers use it as an MR, see MR.from_dm(). VerbsError (EOPNOTSUPP) where "
-     "the device has no memory for programs.\n\n"
+     "Memory on the device.\n\n"
+     "context: the Context.\n"
+     "length: bytes, up to the max_dm_size of Context.query_device_ex(); if that is 0, the\n"
+     "    device has no memory for programs.\n"
+     "log_align_req: the address is a multiple of 2 to the power of this, as atomics may need\n"
+     "    it.\n\n"
+     "Work requests and peers use it as an MR, see MR.from_dm(). Raises VerbsError\n"
+     "(EOPNOTSUPP) where the device has no memory for programs.\n\n"
      "Wraps ibv_alloc_dm(3)."},
     {Py_tp_new, dm_new},
     {Py_tp_repr, dm_repr},

@@ -52,8 +52,9 @@ static PyType_Slot td_slots[] = {
     {Py_tp_doc,
      "TD(context)\n--\n\n"
      "A thread domain: the program promises that no two threads use its objects at a time.\n\n"
-     "A ParentDomain takes it, and the device's provider may then do without locks. VerbsError "
-     "(EOPNOTSUPP) where the provider has none.\n\n"
+     "context: the Context.\n\n"
+     "A ParentDomain takes it, and the device's provider may then do without locks. Raises\n"
+     "VerbsError (EOPNOTSUPP) where the provider has no thread domains.\n\n"
      "Wraps ibv_alloc_td(3)."},
     {Py_tp_new, td_new},
     {Py_tp_repr, cqn_repr},
@@ -158,8 +159,10 @@ static PyType_Slot parent_slots[] = {
     {Py_tp_doc,
      "ParentDomain(pd, td=None)\n--\n\n"
      "A PD with a thread domain, to be used wherever a PD is.\n\n"
-     "Its objects work together with those of `pd`. It can't be made of another ParentDomain. "
-     "VerbsError (EOPNOTSUPP) where the device's provider has none.\n\n"
+     "pd: the PD that it stands for, which is no ParentDomain itself; objects of both work\n"
+     "    together.\n"
+     "td: the TD, or None.\n\n"
+     "Raises VerbsError (EOPNOTSUPP) where the device's provider has no parent domains.\n\n"
      "Wraps ibv_alloc_parent_domain(3)."},
     {Py_tp_new, parent_new},
     {Py_tp_traverse, cqn_traverse},

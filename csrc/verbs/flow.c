@@ -239,12 +239,7 @@ static PyMemberDef flow_members[] = {CQN_OBJECT_MEMBERS, {NULL, 0, 0, 0, NULL}};
 static PyType_Slot flow_slots[] = {
     {Py_tp_doc,
      "Flow(qp, specs=b'', *, flow_type=0, priority=0, flags=0, port_num=1, counters=None)\n--\n\n"
-     "A rule: packets that come to a port and match all `specs` go to `qp`, of type RAW_PACKET or "
-     "UD.\n\n"
-     "It is closed with its QP, and with the FlowCounters that count them. `specs` are the bytes "
-     "of "
-     "struct ibv_flow_spec_*, one after the other. VerbsError (EOPNOTSUPP) where the device steers "
-     "no flows.\n\n"
+     "The base of cqnotify.hw.Flow.\n\n"
      "Wraps ibv_create_flow(3)."},
     {Py_tp_new, flow_new},
     {Py_tp_repr, cqn_repr},

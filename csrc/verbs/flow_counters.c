@@ -129,14 +129,16 @@ CQN_RARE static PyObject *counters_read(PyObject *op, PyObject *const *args, Py_
 static PyMethodDef counters_methods[] = {
     {"attach", (PyCFunction)(void (*)(void))counters_attach, METH_FASTCALL | METH_KEYWORDS,
      "attach($self, /, counter_desc, index=0)\n--\n\n"
-     "Have packets or bytes, a CounterDescription, counted at that place of what read() "
-     "returns.\n\n"
-     "VerbsError once a Flow counts by them.\n\n"
+     "Have packets or bytes counted.\n\n"
+     "counter_desc: a CounterDescription: PACKETS or BYTES.\n"
+     "index: its place in what read() returns, 0 to 65535.\n\n"
+     "Raises VerbsError once a Flow counts by them.\n\n"
      "Wraps ibv_attach_counters_point_flow(3)."},
     {"read", (PyCFunction)(void (*)(void))counters_read, METH_FASTCALL | METH_KEYWORDS,
      "read($self, /, *, flags=0)\n--\n\n"
-     "What was counted, a list by the index of attach().\n\n"
-     "`flags` are ReadCountersFlags. VerbsError before a Flow counts by them.\n\n"
+     "Return what was counted, a list by the index of attach().\n\n"
+     "flags: ReadCountersFlags.\n\n"
+     "Raises VerbsError before a Flow counts by them.\n\n"
      "Wraps ibv_read_counters(3)."},
     CQN_OBJECT_METHODS(cqn_close_doc),
     {NULL, NULL, 0, NULL},
@@ -153,10 +155,10 @@ static PyMemberDef counters_members[] = {CQN_OBJECT_MEMBERS, {NULL, 0, 0, 0, NUL
 
 static PyType_Slot counters_slots[] = {
     {Py_tp_doc, "FlowCounters(context)\n--\n\n"
-                "What the device counts of the packets of Flows that name it, see "
-                "FlowSpecActionCount.\n\n"
-                "attach() says what is counted, before the first Flow. Closing it closes its "
-                "Flows. VerbsError (EOPNOTSUPP) where the device has none.\n\n"
+                "Counters for the packets of the Flows that name them, see FlowSpecActionCount.\n\n"
+                "context: the Context of the device.\n\n"
+                "attach() says what is counted, before the first Flow. Closing it closes its\n"
+                "Flows. Raises VerbsError (EOPNOTSUPP) where the device has none.\n\n"
                 "Wraps ibv_create_counters(3)."},
     {Py_tp_new, counters_new},
     {Py_tp_repr, cqn_repr},

@@ -405,65 +405,89 @@ static PyObject *mr_repr(PyObject *op)
 static PyMethodDef mr_methods[] = {
     {"read", (PyCFunction)(void (*)(void))mr_read, METH_FASTCALL | METH_KEYWORDS,
      "read($self, /, length=None, offset=0)\n--\n\n"
-     "A copy of `length` bytes (None: all up to the end) from `offset`."},
+     "Return a copy of the content, as bytes.\n\n"
+     "length: how many bytes; None: up to the end.\n"
+     "offset: where the first byte is.\n\n"
+     "Raises IndexError beyond the end."},
     {"write", (PyCFunction)(void (*)(void))mr_write, METH_FASTCALL | METH_KEYWORDS,
      "write($self, /, data, offset=0)\n--\n\n"
-     "Copy the bytes of the buffer `data` to `offset`; returns how many."},
+     "Copy data into the memory, and return the number of bytes.\n\n"
+     "data: any buffer.\n"
+     "offset: where the first byte goes.\n\n"
+     "Raises IndexError beyond the end."},
     {"implicit", (PyCFunction)(void (*)(void))mr_implicit,
      METH_CLASS | METH_VARARGS | METH_KEYWORDS,
      "implicit($type, /, pd, *, access=1)\n--\n\n"
-     "An MR of all memory of this process, paged on demand: no buffer needs to be registered.\n\n"
-     "Work requests take `implicit.sub_mr(buffer)`. With remote access its rkey exposes all memory "
-     "of the process: never share it. By default `access` is LOCAL_WRITE. VerbsError (EOPNOTSUPP) "
-     "where the device has no implicit on-demand paging.\n\n"
+     "Register all memory of this process, paged on demand: no buffer needs to be registered.\n\n"
+     "pd: the PD.\n"
+     "access: AccessFlags, by default LOCAL_WRITE. With remote access its rkey exposes all\n"
+     "    memory of the process: never share it.\n\n"
+     "Work requests take `implicit.sub_mr(buffer)`. Raises VerbsError (EOPNOTSUPP) where the\n"
+     "device has no implicit on-demand paging.\n\n"
      "Wraps ibv_reg_mr(3)."},
     {"sub_mr", mr_sub_mr, METH_O,
      "sub_mr($self, buffer, /)\n--\n\n"
-     "An MR over `buffer`, or over that many bytes of its own, with the keys of this implicit "
-     "MR.\n\n"
-     "It is like an MR(pd, buffer), except that nothing is registered. Close it before this one."},
+     "Return an MR over a buffer, with the keys of this implicit MR, for work requests.\n\n"
+     "buffer: a buffer, or a length in bytes, as for MR().\n\n"
+     "Nothing is registered for it. Close it before this one."},
     {"from_dm", (PyCFunction)(void (*)(void))cqn_mr_from_dm,
      METH_CLASS | METH_VARARGS | METH_KEYWORDS,
      "from_dm($type, /, pd, dm, length=None, *, offset=0, access=1)\n--\n\n"
-     "An MR of device memory: of `length` bytes (None: all up to the end) of the DM from "
-     "`offset`.\n\n"
-     "Its addresses begin at 0, and its bytes are read and written by the DM. Close it before the "
-     "DM. VerbsError (EOPNOTSUPP) where the device has no memory for programs.\n\n"
+     "Register memory of the device, a DM.\n\n"
+     "pd: the PD.\n"
+     "dm: the hw.DM, to be closed after the MR.\n"
+     "length: bytes; None: up to the end.\n"
+     "offset: where its first byte is in the DM.\n"
+     "access: AccessFlags, by default LOCAL_WRITE.\n\n"
+     "Its addresses begin at 0, and its bytes are read and written by the DM. Raises\n"
+     "VerbsError (EOPNOTSUPP) where the device has no memory for programs.\n\n"
      "Wraps ibv_reg_dm_mr(3)."},
     {"from_dmabuf", (PyCFunction)(void (*)(void))cqn_mr_from_dmabuf,
      METH_CLASS | METH_VARARGS | METH_KEYWORDS,
      "from_dmabuf($type, /, pd, fd, length, *, offset=0, iova=None, access=1)\n--\n\n"
-     "An MR of `length` bytes of a dma-buf from `offset`, such as memory of a GPU.\n\n"
-     "`fd` is its descriptor, or an object with fileno(), and may be closed afterwards. `iova` is "
-     "the address by which work requests and peers name its first byte, `offset` by default, whose "
-     "place in a page it must have. VerbsError (EOPNOTSUPP) where the device's provider takes no "
-     "dma-buf.\n\n"
+     "Register a dma-buf, such as memory of a GPU.\n\n"
+     "pd: the PD.\n"
+     "fd: its descriptor, or an object with fileno(); it may be closed afterwards.\n"
+     "length: bytes.\n"
+     "offset: where the first byte is in the dma-buf.\n"
+     "iova: the address by which work requests and peers name that byte, whose place in a page\n"
+     "    it must have; None: `offset`.\n"
+     "access: AccessFlags: LOCAL_WRITE, the default, those of peers, and RELAXED_ORDERING.\n\n"
+     "Raises VerbsError (EOPNOTSUPP) where the device's provider takes no dma-buf.\n\n"
      "Wraps ibv_reg_dmabuf_mr(3)."},
     {"from_handle", (PyCFunction)(void (*)(void))cqn_mr_from_handle,
      METH_CLASS | METH_VARARGS | METH_KEYWORDS,
      "from_handle($type, /, pd, handle, *, addr=0, access=1)\n--\n\n"
-     "The MR of another process, on a PD of a context from Context.from_fd().\n\n"
-     "`handle`, `addr` and `access` are its attributes there; the kernel reports the rest. close() "
-     "forgets it and leaves it registered: the other process must keep it registered until then. "
-     "VerbsError (EOPNOTSUPP) where the device's provider imports no objects.\n\n"
+     "Return the MR of another process, on a PD of a context from Context.from_fd().\n\n"
+     "pd: from PD.from_handle().\n"
+     "handle: the MR's attribute in that process.\n"
+     "addr: the same, from which slices count.\n"
+     "access: the same, by default LOCAL_WRITE.\n\n"
+     "The kernel reports the rest. close() forgets it and leaves it registered: the other\n"
+     "process must keep it registered until then. Raises VerbsError (EOPNOTSUPP) where the\n"
+     "device's provider imports no objects.\n\n"
      "Wraps ibv_import_mr(3) and ibv_unimport_mr(3)."},
     {"null", cqn_mr_null, METH_CLASS | METH_O,
      "null($type, pd, /)\n--\n\n"
-     "An MR of no memory: what is received into it is dropped, and what is sent from it is 0.\n\n"
-     "Its addresses begin at 0, for as many bytes as a slice can have; peers have no access. "
-     "VerbsError (EOPNOTSUPP) where the device has no such MR.\n\n"
+     "Return an MR of no memory: what is received into it is dropped, and what is sent from it\n"
+     "is 0.\n\n"
+     "pd: the PD.\n\n"
+     "Its addresses begin at 0, for as many bytes as a slice can have; peers have no access.\n"
+     "Raises VerbsError (EOPNOTSUPP) where the device has no such MR.\n\n"
      "Wraps ibv_alloc_null_mr(3)."},
     {"rereg", (PyCFunction)(void (*)(void))cqn_mr_rereg, METH_FASTCALL | METH_KEYWORDS,
      "rereg($self, /, buffer=None, *, pd=None, access=None)\n--\n\n"
-     "Register it anew: over another `buffer` or so many bytes of its own, in another `pd`, or "
-     "with "
-     "other `access`; what is not given stays.\n\n"
-     "The keys may be others afterwards, and what was sliced before, or built as a SendWR or "
-     "RecvWR, is refused: slice it again. The new buffer is pinned, and the old one released once "
-     "the device is done with it. BusyError while a work request in flight or a bound window needs "
-     "the MR, BufferError for a new buffer while there are memoryviews. After VerbsError the text "
-     "says whether the MR is as before, or was closed, since nothing is known of it then; "
-     "EOPNOTSUPP where the device has no such verb changes nothing.\n\n"
+     "Register it anew; what is not given stays as it is.\n\n"
+     "buffer: the new memory, a buffer or a length in bytes, as for MR(). It is pinned, and\n"
+     "    the old one released once the device is done with it.\n"
+     "pd: the PD that it is to belong to.\n"
+     "access: its new AccessFlags.\n\n"
+     "The keys may be others afterwards, and what was sliced before, or built as a SendWR or\n"
+     "RecvWR, is refused: slice it again.\n\n"
+     "Raises BusyError while a work request in flight or a bound window needs the MR;\n"
+     "BufferError for a new buffer while there are memoryviews; and VerbsError, whose text\n"
+     "says whether the MR is as before (as it always is after EOPNOTSUPP: the device has no\n"
+     "such verb), or was closed, since nothing is known of it then.\n\n"
      "Wraps ibv_rereg_mr(3)."},
     CQN_OBJECT_METHODS(cqn_close_doc),
     {NULL, NULL, 0, NULL},
@@ -498,17 +522,19 @@ static PyType_Slot mr_slots[] = {
     {Py_tp_doc,
      "MR(pd, buffer, *, access=AccessFlags.LOCAL_WRITE, iova=None)\n--\n\n"
      "Memory that the device may work with.\n\n"
-     "`buffer` is any writable buffer (bytearray, mmap, array, numpy), which stays pinned, or a "
-     "length in bytes for page-aligned memory of its own, zeroed. With access=0 the buffer may "
-     "be read-only, such as bytes: it can then only be sent from. (Before Linux 6.2 a read-only "
-     "mmap "
-     "must be private, MAP_PRIVATE, else VerbsError, EFAULT.) `mr[a:b]` is a scatter/gather "
-     "element; its ends "
-     "are never clamped, IndexError refuses them. memoryview(mr) is the bytes. BusyError at "
-     "close() while a work request in flight needs it. VerbsError (EOPNOTSUPP) for ON_DEMAND on a "
-     "device that can't page; implicit() needs no buffer. `iova` is the address by which peers and "
-     "work requests name its first byte, if not that of the buffer: it must be as far from the "
-     "begin of a page.\n\n"
+     "pd: the PD.\n"
+     "buffer: any writable buffer (bytearray, mmap, array, numpy), contiguous, which stays\n"
+     "    pinned; or a length in bytes, from 1 on, for page-aligned memory of its own, zeroed.\n"
+     "access: AccessFlags: what the device and peers may do with it. With 0 the buffer may be\n"
+     "    read-only, such as bytes: it can then only be sent from.\n"
+     "iova: the address by which peers and work requests name its first byte, `addr`, which\n"
+     "    must be as far from the begin of a page as the buffer is; None: that of the buffer.\n\n"
+     "`mr[a:b]` is a scatter/gather element, an SGE; its ends are never clamped, IndexError\n"
+     "refuses them. len(mr) is its size, and memoryview(mr) its bytes. BusyError at close()\n"
+     "while a work request in flight needs it. implicit() needs no buffer.\n\n"
+     "Raises VerbsError: ENOMEM beyond the limit of locked memory; EOPNOTSUPP for ON_DEMAND on\n"
+     "a device that can't page; EFAULT, before Linux 6.2, for a read-only mmap that is not\n"
+     "private, MAP_PRIVATE.\n\n"
      "Wraps ibv_reg_mr(3)."},
     {Py_tp_new, mr_new},
     {Py_tp_repr, mr_repr},

@@ -109,14 +109,9 @@ static PyGetSetDef mw_getset[] = {
 static PyMemberDef mw_members[] = {CQN_OBJECT_MEMBERS, {NULL, 0, 0, 0, NULL}};
 
 static PyType_Slot mw_slots[] = {
-    {Py_tp_doc,
-     "MW(pd, mw_type=1)\n--\n\n"
-     "A memory window: a key of its own to a part of an MR, given and taken back by work "
-     "requests.\n\n"
-     "It is of MWType.TYPE_1 or TYPE_2, see QP.bind_mw(). Close it to take the key back at once. "
-     "While it is bound, its MR can't be closed, nor, if it is of type 2, the QP that it was bound "
-     "through; whether it is, follows from the completions, so poll them first.\n\n"
-     "Wraps ibv_alloc_mw(3)."},
+    {Py_tp_doc, "MW(pd, mw_type=1)\n--\n\n"
+                "The base of cqnotify.MW.\n\n"
+                "Wraps ibv_alloc_mw(3)."},
     {Py_tp_new, mw_new},
     {Py_tp_repr, mw_repr},
     {Py_tp_traverse, cqn_traverse},

@@ -202,17 +202,19 @@ static PyMethodDef pd_methods[] = {
     {"advise_mr", (PyCFunction)(void (*)(void))pd_advise_mr, METH_FASTCALL | METH_KEYWORDS,
      "advise_mr($self, /, advice, sg, *, flags=0)\n--\n\n"
      "Advise the device on the use of memory that it pages on demand.\n\n"
-     "`advice` is an hw.AdviseMRAdvice, such as to fetch the pages ahead; `sg` mr[a:b], an MR, or "
-     "a list of these; with hw.AdviseMRFlags.FLUSH in `flags` the call returns when it is done. "
-     "VerbsError (EOPNOTSUPP) where the device takes no advice.\n\n"
+     "advice: an hw.AdviseMRAdvice, such as PREFETCH, to fetch the pages ahead.\n"
+     "sg: mr[a:b], an MR, or a list of these; the MRs need access ON_DEMAND.\n"
+     "flags: hw.AdviseMRFlags; with FLUSH the call returns when it is done.\n\n"
+     "Raises VerbsError (EOPNOTSUPP) where the device takes no advice.\n\n"
      "Wraps ibv_advise_mr(3)."},
     {"from_handle", (PyCFunction)(void (*)(void))pd_from_handle,
      METH_CLASS | METH_VARARGS | METH_KEYWORDS,
      "from_handle($type, /, context, handle)\n--\n\n"
-     "The PD of another process, on a context from Context.from_fd().\n\n"
-     "`handle` is its attribute there. close() forgets it and deallocates nothing: the other "
-     "process must keep it until then. VerbsError (EOPNOTSUPP) where the device's provider imports "
-     "no objects.\n\n"
+     "Return the PD of another process, on a context from Context.from_fd().\n\n"
+     "context: that context.\n"
+     "handle: the PD's attribute in that process.\n\n"
+     "close() forgets it and deallocates nothing: the other process must keep it until then.\n"
+     "Raises VerbsError (EOPNOTSUPP) where the device's provider imports no objects.\n\n"
      "Wraps ibv_import_pd(3) and ibv_unimport_pd(3)."},
     {"_close_all", pd_close_all, METH_NOARGS,
      "_close_all($self, /)\n--\n\n"
@@ -234,8 +236,10 @@ static PyMemberDef pd_members[] = {CQN_OBJECT_MEMBERS, {NULL, 0, 0, 0, NULL}};
 
 static PyType_Slot pd_slots[] = {
     {Py_tp_doc, "PD(context)\n--\n\n"
-                "A protection domain: memory regions and queue pairs work together only within "
-                "one.\n\nWraps ibv_alloc_pd(3)."},
+                "A protection domain: memory regions and queue pairs work together only within\n"
+                "one.\n\n"
+                "context: the Context.\n\n"
+                "Wraps ibv_alloc_pd(3)."},
     {Py_tp_new, pd_new},
     {Py_tp_repr, pd_repr},
     {Py_tp_traverse, cqn_traverse},

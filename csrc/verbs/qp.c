@@ -471,8 +471,10 @@ static PyMethodDef qp_methods[] = {
      "not answered yet. 'busy': sends are outstanding. 'failed': the last one failed."},
     {"open", (PyCFunction)(void (*)(void))qp_open, METH_VARARGS | METH_KEYWORDS | METH_CLASS,
      "open($type, /, xrcd, qp_num, *, user_data=None)\n--\n\n"
-     "The XRC_RECV queue pair of that number, which another process of the same domain "
-     "created.\n\n"
+     "Open the XRC_RECV queue pair that another process of the same domain created.\n\n"
+     "xrcd: the domain, an hw.XRCD.\n"
+     "qp_num: the number of the queue pair, 24 bits.\n"
+     "user_data: any object, kept as an attribute.\n\n"
      "Each can be closed by itself: the queue pair is destroyed with the last.\n\n"
      "Wraps ibv_open_qp(3)."},
     {"query_ece", qp_query_ece, METH_NOARGS,
@@ -483,33 +485,40 @@ static PyMethodDef qp_methods[] = {
      "Wraps ibv_query_ece(3)."},
     {"set_ece", (PyCFunction)(void (*)(void))qp_set_ece, METH_FASTCALL | METH_KEYWORDS,
      "set_ece($self, /, vendor_id, options=0, comp_mask=0)\n--\n\n"
-     "Set the options that the peer has sent, before the move to RTR.\n\n"
-     "VerbsError (EOPNOTSUPP) where the device has none.\n\n"
+     "Set the options that the peer has sent, its hw.ECE, before RTR: `qp.set_ece(*ece)`.\n\n"
+     "vendor_id: that of the peer's device, 32 bits, not 0.\n"
+     "options, comp_mask: 32 bits each.\n\n"
+     "Raises VerbsError (EOPNOTSUPP) where the device has none.\n\n"
      "Wraps ibv_set_ece(3)."},
     {"query_data_in_order", (PyCFunction)(void (*)(void))qp_query_data_in_order,
      METH_FASTCALL | METH_KEYWORDS,
      "query_data_in_order($self, /, opcode, flags=0)\n--\n\n"
-     "Whether the bytes of a message appear in memory in their order, so that a program may poll "
-     "its last byte: 1 if they do, 0 if that is not certain.\n\n"
-     "`opcode` is a WROpcode, and `flags` are those of a later rdma-core, by which the answer has "
-     "more bits.\n\n"
+     "Return 1 if the bytes of a message appear in memory in their order, so that a program\n"
+     "may poll its last byte, and 0 if that is not certain.\n\n"
+     "opcode: the WROpcode of the peer's work request.\n"
+     "flags: those of a later rdma-core, by which the answer has more bits.\n\n"
      "Wraps ibv_query_qp_data_in_order(3)."},
     {"attach_mcast", (PyCFunction)(void (*)(void))cqn_qp_attach_mcast,
      METH_FASTCALL | METH_KEYWORDS,
      "attach_mcast($self, /, gid, lid=0)\n--\n\n"
-     "Receive what is sent to the multicast group `gid`; once, however often it is attached.\n\n"
-     "Only for UD. `gid` is an IPv6 address of ff00::/8, or an IPv4 address of 224.0.0.0/4. `lid` "
-     "is the group's, on InfiniBand, where the subnet manager must have let the port join (see "
-     "rdma_join_multicast(3)). On RoCE the network device must be in the group as well, else the "
-     "network drops its packets: a socket with IPV6_JOIN_GROUP or IP_ADD_MEMBERSHIP does it. To "
-     "send, make an AH with the group as `dgid`, and post with remote_qpn=0xFFFFFF. Closing the QP "
-     "detaches it. ValueError for another type of QP or an address that is not multicast; "
-     "VerbsError (ENOMEM) beyond the device's max_mcast_grp and max_mcast_qp_attach.\n\n"
+     "Receive what is sent to a multicast group; once, however often it is attached. Only for\n"
+     "UD.\n\n"
+     "gid: an IPv6 address of ff00::/8, or an IPv4 address of 224.0.0.0/4.\n"
+     "lid: the group's, on InfiniBand, where the subnet manager must have let the port join\n"
+     "    (see rdma_join_multicast(3)).\n\n"
+     "On RoCE the network device must be in the group as well, else the network drops its\n"
+     "packets. A socket with IPV6_JOIN_GROUP or IP_ADD_MEMBERSHIP puts it there. To send, make\n"
+     "an AH with the group as `dgid`, and post with remote_qpn=0xFFFFFF. Closing the QP\n"
+     "detaches it.\n\n"
+     "Raises ValueError for another type of QP or an address that is not multicast; VerbsError\n"
+     "(ENOMEM) beyond the device's max_mcast_grp and max_mcast_qp_attach.\n\n"
      "Wraps ibv_attach_mcast(3)."},
     {"detach_mcast", (PyCFunction)(void (*)(void))cqn_qp_detach_mcast,
      METH_FASTCALL | METH_KEYWORDS,
      "detach_mcast($self, /, gid, lid=0)\n--\n\n"
-     "Leave a group that attach_mcast() named so. ValueError if it is in no such group.\n\n"
+     "Leave a multicast group.\n\n"
+     "gid, lid: as attach_mcast() had them.\n\n"
+     "Raises ValueError if the QP is in no such group.\n\n"
      "Wraps ibv_detach_mcast(3)."},
     {"post_send", (PyCFunction)(void (*)(void))cqn_qp_post_send, METH_FASTCALL | METH_KEYWORDS,
      cqn_qp_post_send_doc},
@@ -584,20 +593,8 @@ static PyType_Slot qp_slots[] = {
      "max_send_sge=1, max_recv_sge=1, max_inline_data=0, sq_sig_all=False, atomic_write=False, "
      "flush=False, create_flags=0, source_qpn=None, max_tso_header=0, xrcd=None, rwq_ind_tbl=None, "
      "rx_hash_conf=None, user_data=None)\n--\n\n"
-     "A queue pair in state RESET.\n\n"
-     "Without `recv_cq` both its sides complete on `send_cq`. The device may grant more than was "
-     "asked for: see its attributes of the same names. With `srq` it has no receive queue, and its "
-     "messages go to what is posted to that SRQ. With `atomic_write`, for RC, it takes "
-     "ATOMIC_WRITE, too, and with `flush` FLUSH; VerbsError (EOPNOTSUPP) where the device does "
-     "not.\n\n"
-     "One of type XRC_RECV has a domain, `xrcd`, but no PD, queues or CQs; one of type XRC_SEND "
-     "has "
-     "no receive queue. With `rwq_ind_tbl` and `rx_hash_conf`, a tuple of rx_hash_function, "
-     "rx_hash_key and rx_hash_fields_mask, one of type RAW_PACKET or UD has no queues and CQs "
-     "either. `create_flags` are QPCreateFlags, and `source_qpn` is the number that its packets "
-     "say they come from. With `max_tso_header` bytes for the headers of TSO, one of type "
-     "RAW_PACKET or UD takes that opcode, too.\n\n"
-     "Wraps ibv_create_qp(3), and for what that lacks ibv_create_qp_ex(3)."},
+     "The base of cqnotify.QP.\n\n"
+     "Wraps ibv_create_qp(3)."},
     {Py_tp_new, qp_new},
     {Py_tp_repr, qp_repr},
     {Py_tp_traverse, qp_traverse},

@@ -203,10 +203,13 @@ static PyMemberDef table_members[] = {CQN_OBJECT_MEMBERS, {NULL, 0, 0, 0, NULL}}
 static PyType_Slot table_slots[] = {
     {Py_tp_doc,
      "RwqIndTable(context, wqs)\n--\n\n"
-     "A table of WQs: QP(..., rwq_ind_tbl=...) spreads its packets over them, by a hash of what "
-     "their headers say.\n\n"
-     "`wqs` has a power of two of WQs; some can be the same. BusyError at close() while "
-     "queue pairs use it. VerbsError (EOPNOTSUPP) where the device has none.\n\n"
+     "A table of WQs: QP(..., rwq_ind_tbl=...) spreads its packets over them, by a hash of\n"
+     "what their headers say.\n\n"
+     "context: the Context.\n"
+     "wqs: the WQs, a power of two of them, up to the device's\n"
+     "    rss_caps.max_rwq_indirection_table_size; some can be the same.\n\n"
+     "BusyError at close() while queue pairs use it. Raises VerbsError (EOPNOTSUPP) where the\n"
+     "device has none.\n\n"
      "Wraps ibv_create_rwq_ind_table(3)."},
     {Py_tp_new, table_new},
     {Py_tp_repr, cqn_repr},

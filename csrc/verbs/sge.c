@@ -123,8 +123,9 @@ static PyMethodDef sge_methods[] = {
     {"with_lkey", sge_with_lkey, METH_O,
      "with_lkey($self, lkey, /)\n--\n\n"
      "Return an SGE of the same memory under another local key.\n\n"
-     "For tests of errors: only the device checks the key, so a wrong one fails the work request, "
-     "with LOC_PROT_ERR on most devices."},
+     "lkey: the key, 32 bits.\n\n"
+     "For tests of errors: only the device checks the key, so a wrong one fails the work\n"
+     "request, with LOC_PROT_ERR on most devices."},
     CQN_VALUE_METHODS(cqn_value_copy, sge_reduce, sge_restore),
     {NULL, NULL, 0, NULL},
 };

@@ -520,14 +520,21 @@ static PyObject *post_op(cqn_srq *srq, struct ibv_ops_wr *op, const cqn_sg *sg, 
 static const char post_ops_doc[] =
     "post_ops($self, /, opcode, *, wr_id=0, flags=1, sg=None, recv_wr_id=0, tag=None, mask=None, "
     "handle=None, unexpected_cnt=0)\n--\n\n"
-    "Change the list of tags of an SRQ of type TM.\n\n"
-    "TAG_ADD adds the memory `sg`, for one message whose tag is `tag` in the bits of `mask`, by "
-    "default all, and returns its handle. TAG_DEL takes the one of that `handle` away, and "
-    "TAG_SYNC informs the device that `unexpected_cnt` messages that matched none were seen, as "
-    "each of them can. The operation completes under `wr_id`, and the receive under `recv_wr_id`. "
-    "`opcode` is an hw.OpsWROpcode, `flags` are hw.OpsFlags; SIGNALED is always set.\n\n"
-    "VerbsError (ENOMEM) when the list is full or too many operations are under way; LookupError "
-    "for a handle that no receive has.\n\n"
+    "Change the list of tags of an SRQ of type TM, and return the handle of what TAG_ADD\n"
+    "adds.\n\n"
+    "opcode: an hw.OpsWROpcode: TAG_ADD adds memory for one message, TAG_DEL deletes it, and\n"
+    "    TAG_SYNC informs the device of messages that no tag matched.\n"
+    "wr_id: 64 bits, which the completion of the operation returns.\n"
+    "flags: hw.OpsFlags; SIGNALED is always set.\n"
+    "sg: TAG_ADD: the memory, as for post_recv().\n"
+    "recv_wr_id: TAG_ADD: 64 bits, which the completion of the receive returns.\n"
+    "tag: TAG_ADD: that of the messages to receive, 64 bits.\n"
+    "mask: TAG_ADD: the bits of the tag that are compared; None: all.\n"
+    "handle: TAG_DEL: what TAG_ADD returned.\n"
+    "unexpected_cnt: how many messages that matched no tag were seen, as each of the\n"
+    "    operations can say.\n\n"
+    "Raises VerbsError (ENOMEM) when the list is full or too many operations are under way;\n"
+    "LookupError for a handle that no receive has.\n\n"
     "Wraps ibv_post_srq_ops(3).";
 
 CQN_RARE static PyObject *srq_post_ops(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
@@ -637,15 +644,16 @@ static PyMethodDef srq_methods[] = {
     {"modify", (PyCFunction)(void (*)(void))srq_modify, METH_FASTCALL | METH_KEYWORDS,
      "modify($self, /, *, max_wr=None, srq_limit=None)\n--\n\n"
      "Resize it, or arm its limit.\n\n"
-     "With `srq_limit` above 0 the device reports SRQ_LIMIT_REACHED, once, when fewer receives are "
-     "left than that (see Context.get_async_event()); arm it again after each. 0 disarms it. "
-     "ValueError for a limit beyond the size, and a size beyond the device's or below what is "
-     "outstanding; VerbsError (EOPNOTSUPP) where the device does not resize.\n\n"
+     "max_wr: the new size, from 1 to the device's max_srq_wr; not below what is outstanding.\n"
+     "srq_limit: the device reports SRQ_LIMIT_REACHED, once, when fewer receives than this are\n"
+     "    left (see Context.get_async_event()); arm it again after each. At most the size; 0\n"
+     "    disarms it.\n\n"
+     "Raises VerbsError (EOPNOTSUPP) where the device does not resize.\n\n"
      "Wraps ibv_modify_srq(3)."},
     {"get_srq_num", srq_get_srq_num, METH_NOARGS,
      "get_srq_num($self, /)\n--\n\n"
-     "Its number, which a sender gives as remote_srqn.\n\n"
-     "VerbsError (EOPNOTSUPP) where it has none: it is for SRQs of type XRC.\n\n"
+     "Return its number, which a sender gives as remote_srqn.\n\n"
+     "Raises VerbsError (EOPNOTSUPP) where it has none: it is for SRQs of type XRC.\n\n"
      "Wraps ibv_get_srq_num(3)."},
     {"query", srq_query, METH_NOARGS,
      "query($self, /)\n--\n\n"
@@ -685,19 +693,8 @@ static PyType_Slot srq_slots[] = {
     {Py_tp_doc,
      "SRQ(pd, max_wr, *, max_sge=1, srq_limit=0, srq_type=0, xrcd=None, cq=None, max_num_tags=0, "
      "max_ops=0, user_data=None)\n--\n\n"
-     "A shared receive queue: any number of queue pairs, QP(..., srq=...), receive from it.\n\n"
-     "It has room for at least `max_wr` receives of up to `max_sge` elements. `srq_limit` arms its "
-     "limit, see modify_srq(). BusyError at close() while queue pairs use it. A receive that a "
-     "queue pair took and did not complete before it was closed or reset is kept until the SRQ is "
-     "closed.\n\n"
-     "`srq_type` is an SRQType. One of type XRC, of the domain `xrcd`, gets the messages that name "
-     "its number, see get_srq_num(), and they complete on `cq`. One of type TM matches tags, in "
-     "the "
-     "order of post_ops(), with a list of up to `max_num_tags` receives, while up to `max_ops` "
-     "operations are under way. VerbsError (EOPNOTSUPP) where the device lacks these.\n\n"
-     "By the verbs the queue pairs need not be of its PD. (On rxe they must: there a receive fails "
-     "in the end whose memory is not of the queue pair's.)\n\n"
-     "Wraps ibv_create_srq(3), and for XRC and TM ibv_create_srq_ex(3)."},
+     "The base of cqnotify.SRQ.\n\n"
+     "Wraps ibv_create_srq(3) and ibv_create_srq_ex(3)."},
     {Py_tp_new, srq_new},
     {Py_tp_repr, srq_repr},
     {Py_tp_traverse, srq_traverse},

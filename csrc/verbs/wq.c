@@ -300,15 +300,16 @@ static PyObject *wq_get_outstanding(PyObject *op, void *Py_UNUSED(unused))
 static PyMethodDef wq_methods[] = {
     {"post_recv", (PyCFunction)(void (*)(void))wq_post_recv, METH_FASTCALL | METH_KEYWORDS,
      "post_recv($self, /, sg, *, wr_id=0)\n--\n\n"
-     "Post memory for one packet: mr[a:b], an MR, a list of these, or None; or a RecvWR, or a list "
-     "of them, see QP.post_recv().\n\n"
-     "VerbsError (EINVAL) in state RESET, and (ENOMEM) when the queue is full.\n\n"
+     "Post memory for one packet, or a RecvWR, or a list of them, in state RDY.\n\n"
+     "The parameters are those of `cqnotify.QP.post_recv`. Raises VerbsError (EINVAL) in state\n"
+     "RESET, and (ENOMEM) when the queue is full.\n\n"
      "Wraps ibv_post_wq_recv(3)."},
     {"modify", (PyCFunction)(void (*)(void))wq_modify, METH_FASTCALL | METH_KEYWORDS,
      "modify($self, /, *, wq_state=None, curr_wq_state=None, flags=None, flags_mask=None)\n--\n\n"
-     "Move it to another state, a WQState, or set those of its flags that `flags_mask` has.\n\n"
-     "`curr_wq_state` is the state in which the device is to find it. A reset drops what is "
-     "posted without completing it.\n\n"
+     "Move it to another state, or set flags.\n\n"
+     "wq_state: a WQState. RESET drops what is posted without completing it.\n"
+     "curr_wq_state: the state in which the device is to find it.\n"
+     "flags, flags_mask: WQFlags: their new values, and which of them are set.\n\n"
      "Wraps ibv_modify_wq(3)."},
     CQN_OBJECT_METHODS(cqn_close_doc),
     {NULL, NULL, 0, NULL},
@@ -339,10 +340,7 @@ static PyMemberDef wq_members[] = {CQN_OBJECT_MEMBERS, {NULL, 0, 0, 0, NULL}};
 static PyType_Slot wq_slots[] = {
     {Py_tp_doc,
      "WQ(pd, cq, *, max_wr=16, max_sge=1, wq_type=0, create_flags=0, user_data=None)\n--\n\n"
-     "A queue that only receives, in state RESET: an RwqIndTable spreads packets over several.\n\n"
-     "It has room for at least `max_wr` receives of up to `max_sge` elements, which complete on "
-     "`cq`. `create_flags` are WQFlags. BusyError at close() while tables name it. VerbsError "
-     "(EOPNOTSUPP) where the device has none.\n\n"
+     "The base of cqnotify.hw.WQ.\n\n"
      "Wraps ibv_create_wq(3)."},
     {Py_tp_new, wq_new},
     {Py_tp_repr, cqn_repr},

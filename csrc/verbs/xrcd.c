@@ -95,12 +95,14 @@ static PyMemberDef xrcd_members[] = {CQN_OBJECT_MEMBERS, {NULL, 0, 0, 0, NULL}};
 static PyType_Slot xrcd_slots[] = {
     {Py_tp_doc,
      "XRCD(context, *, fd=None, oflags=64)\n--\n\n"
-     "A domain of extended reliable connections (XRC): its XRC_RECV queue pairs bring messages to "
-     "those of its SRQs that the messages name.\n\n"
-     "Processes that give the same file, `fd`, a descriptor or an object that has one, share the "
-     "domain; without it the domain is private. `oflags` has os.O_CREAT, to make the domain if the "
-     "file has none, and os.O_EXCL, to fail if it has one. VerbsError (EOPNOTSUPP) where the "
-     "device has no XRC.\n\n"
+     "A domain of extended reliable connections (XRC): its XRC_RECV queue pairs bring messages\n"
+     "to those of its SRQs that the messages name.\n\n"
+     "context: the Context.\n"
+     "fd: a file, by its descriptor or an object that has one: processes that give the same\n"
+     "    file share the domain. None: it is private.\n"
+     "oflags: os.O_CREAT (64), to make the domain if the file has none, and os.O_EXCL, to fail\n"
+     "    if it has one.\n\n"
+     "Raises VerbsError (EOPNOTSUPP) where the device has no XRC.\n\n"
      "Wraps ibv_open_xrcd(3)."},
     {Py_tp_new, xrcd_new},
     {Py_tp_repr, cqn_repr},

@@ -212,11 +212,14 @@ static int queue_of_qp(cqn_object *op, cqn_recv_queue *out)
 
 const char cqn_qp_post_recv_doc[] =
     "post_recv($self, /, sg, *, wr_id=0)\n--\n\n"
-    "Post memory for one message to be received: mr[a:b], an MR, a list of these, or None.\n\n"
-    "Or post a RecvWR, or a list of them, with one call of the verb; then VerbsError says how many "
-    "were `posted`, and which is the `bad_wr` that was refused. An empty list is no memory.\n\n"
-    "The memory is kept alive until the completion was polled or the QP closed. A UD message "
-    "begins with 40 bytes of GRH. VerbsError (ENOMEM) when the queue is full.\n\n"
+    "Post memory for one message to be received.\n\n"
+    "sg: mr[a:b], an MR, a list of these, or None for no memory, as is an empty list. Or it\n"
+    "    is the only argument, a RecvWR or a list of them, which are posted with one call of\n"
+    "    the verb. A UD message begins with 40 bytes of GRH.\n"
+    "wr_id: 64 bits, which the completion returns.\n\n"
+    "The memory is kept alive until the completion was polled or the QP closed. Raises\n"
+    "VerbsError, (ENOMEM) when the queue is full; for a list it says how many were `posted`,\n"
+    "and which is the `bad_wr` that was refused.\n\n"
     "Wraps ibv_post_recv(3).";
 
 /* A receive with one SGE, the most common argument. */
@@ -398,11 +401,11 @@ static int queue_of_srq(cqn_object *op, cqn_recv_queue *out)
 
 const char cqn_srq_post_recv_doc[] =
     "post_recv($self, /, sg, *, wr_id=0)\n--\n\n"
-    "Post memory for one message, to whichever of its QPs it comes: mr[a:b], an MR, a list of "
-    "these, or None; or a RecvWR, or a list of them, see QP.post_recv().\n\n"
-    "The completion, on the receive CQ of that QP, identifies the memory only by its `wr_id`, so "
-    "give each its own. The memory, of the SRQ's own PD, is kept alive until its completion was "
-    "polled or the SRQ closed. VerbsError (ENOMEM) when the queue is full.\n\n"
+    "Post memory for one message, to whichever of its QPs it comes.\n\n"
+    "The parameters are those of `cqnotify.QP.post_recv`. The completion, on the receive CQ\n"
+    "of that QP, identifies the memory only by its `wr_id`, so give each its own. The memory,\n"
+    "of the SRQ's own PD, is kept alive until its completion was polled or the SRQ closed.\n"
+    "Raises VerbsError, (ENOMEM) when the queue is full.\n\n"
     "Wraps ibv_post_srq_recv(3).";
 
 PyObject *cqn_srq_post_recv(PyObject *op, PyObject *const *args, Py_ssize_t nargs,

@@ -121,8 +121,8 @@ static PyType_Slot recv_wr_slots[] = {
     {Py_tp_doc,
      "RecvWR(sg=None, *, wr_id=0)\n--\n\n"
      "A receive that is built once and posted any number of times, by post_recv().\n\n"
-     "It holds its MRs, which can be closed: then posting it raises ClosedError, as it does where "
-     "it was unpickled. QP.post_recv() explains the arguments.\n\n"
+     "The parameters are those of `cqnotify.QP.post_recv`. It holds its MRs, which can\n"
+     "be closed: then posting it raises ClosedError, as it does where it was unpickled.\n\n"
      "Wraps struct ibv_recv_wr."},
     {Py_tp_new, recv_wr_new},
     {Py_tp_repr, recv_wr_repr},

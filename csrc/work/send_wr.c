@@ -148,9 +148,9 @@ static PyType_Slot send_wr_slots[] = {
      "remote_qpn=None, remote_qkey=None, remote_srqn=None, tso_header=None, mss=None, length=None, "
      "placement=None, level=None)\n--\n\n"
      "A send work request that is built once and posted any number of times, by post_send().\n\n"
-     "What its arguments mean, and which go together, see QP.post_send(). It holds its MRs, AH, MW "
-     "or buffer. All except the buffer can be closed: then posting it raises ClosedError, as it "
-     "does where it was unpickled. Each post copies the bytes of the buffer.\n\n"
+     "The parameters are those of `cqnotify.QP.post_send`. It holds its MRs, AH, MW or buffer.\n"
+     "All except the buffer can be closed: then posting it raises ClosedError, as it does\n"
+     "where it was unpickled. Each post copies the bytes of the buffer.\n\n"
      "Wraps struct ibv_send_wr."},
     {Py_tp_new, send_wr_new},
     {Py_tp_repr, send_wr_repr},
