@@ -302,7 +302,8 @@ def kernels(options: argparse.Namespace, words: list[str]) -> int:
         for name in names:
             if name not in uml.SUITES:
                 raise LabError(f"build is for {' or '.join(uml.SUITES)}, not '{name}'")
-        prerequisites.see_to(prerequisites.of_build(), options.install)
+        if not all(uml.choose(cache, name) for name in names or [uml.DEFAULT_SERIES]):
+            prerequisites.see_to(prerequisites.of_build(), options.install)
     elif action == "fetch":
         for name in names:
             if name not in SUITES and not Path(name).is_file():
