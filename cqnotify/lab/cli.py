@@ -41,7 +41,7 @@ sees the files of this machine. (On x86-64 only.)
                                fetches one for QEMU, from Debian: bookworm, bookworm-backports or
                                trixie
   kernels build [7.2|6.1]      builds one that runs as a process, ten times faster than QEMU
-                               without KVM
+                               without KVM; cqnotify[lab] brings 7.2 along
   clean                        removes what the lab has made
 
 options, before or after the first word of the command:
