@@ -89,7 +89,7 @@ def test_the_wheel_is_the_package_and_nothing_else(made: Distributions) -> None:
 
 def test_the_list_of_components_is_the_compiled_files_of_the_wheel(made: Distributions) -> None:
     with zipfile.ZipFile(made.wheel) as wheel:
-        (name,) = (n for n in wheel.namelist() if ".dist-info/sboms/" in n)
+        (name,) = (n for n in wheel.namelist() if n.endswith(".cdx.json"))
         listed = json.loads(wheel.read(name))
         compiled = {
             name: hashlib.sha256(data).hexdigest()
