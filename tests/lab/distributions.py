@@ -57,7 +57,7 @@ class Distributions:
 
     @classmethod
     def of(cls, folder: Path) -> Distributions:
-        (sdist,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
+        (sdist,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("cqnotify-*.whl")
         return cls(sdist, wheel)
 
     def sdist_names(self) -> set[str]:
