@@ -53,8 +53,7 @@ TOOLS = ("gcc", "make", "flex", "bison", "bc", "xz", "tar")
 # Sources that are not even configured: most of what there is to write to the disk.
 LEFT_OUT = ["Documentation/*.rst", "arch/*/boot/dts/*", "sound/*.[ch]", "tools/testing/*"]
 LEFT_OUT += [f"drivers/{name}/*.[ch]" for name in ("gpu", "media", "staging", "net/ethernet")]
-# Names in the kernel, in the place of this machine's, so that the same source, configuration and
-# compiler make the same kernel.
+# What the kernel says of its builder, in the place of this machine's name and user.
 BUILT_BY = ("KBUILD_BUILD_USER=lab", "KBUILD_BUILD_HOST=cqnotify")
 KEPT = {  # beside the kernel, from its source
     "config": ".config",

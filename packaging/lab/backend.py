@@ -80,8 +80,8 @@ def changes(uml: ModuleType) -> str:
     parts = []
     for name, replaced in uml.MENDED.items():
         for old, new in replaced:
-            parts.append(f"In `{name}`:\n\n```\n{old}\n```\n\nis now\n\n```\n{new}\n```\n\n")
-    return "".join(parts)
+            parts.append(f"In `{name}`:\n\n```\n{old}\n```\n\nis now\n\n```\n{new}\n```\n")
+    return "\n".join(parts)
 
 
 def tag(image: bytes) -> str:
