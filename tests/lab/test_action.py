@@ -228,7 +228,7 @@ def test_actions_of_others_are_named_by_commit_and_version() -> None:
 
 def test_each_tool_of_the_dependency_groups_is_in_the_lock_with_its_sums() -> None:
     groups = tomllib.loads((PROJECT / "pyproject.toml").read_text())["dependency-groups"]
-    lock = (PROJECT / ".ci/lock.txt").read_text()
+    lock = (PROJECT / "tests/lab/lock.txt").read_text()
     entries = re.findall(
         r"^([\w.-]+)==(\S+)(?: ;.*?)? \\\n((?:    --hash=sha256:\S+.*\n)+)", lock, re.M
     )

@@ -121,7 +121,7 @@ def main() -> int:
         old.unlink()
     for what in (
         ["pip>=25.1"],
-        ["--group", "wheels", "-c", ".ci/lock.txt"],
+        ["--group", "wheels", "-c", "tests/lab/lock.txt"],
     ):  # the first one knows groups
         run(sys.executable, "-m", "pip", "install", "-q", *what)
     start = time.monotonic()
