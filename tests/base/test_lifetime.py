@@ -305,7 +305,7 @@ memory = bytearray(8)
 
 def wakeups():
     chain = None
-    for _ in range(1000000):
+    for _ in range(100_000):
         chain = _core.Wakeup(loop=chain)
 
 def closed(make, **more):

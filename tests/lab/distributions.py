@@ -25,7 +25,7 @@ PROJECT: Final = Path(__file__).resolve().parents[2]
 
 KERNEL_WHEEL: Final = PROJECT / "packaging/lab"  # the sources of cqnotify-lab
 
-LARGEST_CORE: Final = 760_000  # bytes, in the wheel
+LARGEST_CORE: Final = 840_000  # bytes, in the wheel
 
 # Python's own flags, but for the folders of this machine in the library path.
 LINKER: Final = "gcc -shared"
