@@ -1,5 +1,8 @@
-"""Builds the C core, and the package's page. Everything else about it is in pyproject.toml."""
+"""Builds the C core, the package's page and the list of its components. Everything else about it is
+in pyproject.toml."""
 
+import hashlib
+import json
 import os
 import platform
 import re
@@ -11,6 +14,11 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import SetupError
+
+try:
+    from setuptools.command.bdist_wheel import bdist_wheel
+except ImportError:  # of Debian 12, whose package needs no list of components
+    bdist_wheel = object
 
 MISSING = """
 cqnotify needs a C compiler, CPython's headers and those of rdma-core 44 or later:
@@ -151,6 +159,41 @@ class BuildCore(build_ext):
             shutil.rmtree(folder, ignore_errors=True)
 
 
+class BuildWheel(bdist_wheel):
+    def write_wheelfile(self, wheelfile_base: str, **options: str) -> None:
+        """Write the list of components beside the metadata; an editable install has none."""
+        super().write_wheelfile(wheelfile_base, **options)
+        if self.bdist_dir and Path(self.bdist_dir, "cqnotify").is_dir():
+            listed = Path(wheelfile_base, "sboms/cqnotify.cdx.json")
+            listed.parent.mkdir()
+            listed.write_text(components(Path(self.bdist_dir)))
+
+
+def components(folder: Path) -> str:
+    """The compiled files below a folder, as CycloneDX lists components, for PEP 770. They are all
+    from these sources: no library of others is in the wheel."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    listed = [
+        {
+            "type": "file",
+            "name": str(path.relative_to(folder)),
+            "hashes": [{"alg": "SHA-256", "content": hashlib.sha256(data).hexdigest()}],
+            "licenses": [{"license": {"id": "MIT"}}],
+        }
+        for path in files
+        if (data := path.read_bytes())[:4] == b"\x7fELF"
+    ]
+    whole = {"type": "library", "name": "cqnotify", "version": version}
+    document = {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "version": 1,
+        "metadata": {"component": {**whole, "purl": f"pkg:pypi/cqnotify@{version}"}},
+        "components": listed,
+    }
+    return json.dumps(document, indent=2) + "\n"
+
+
 def page(url: str, version: str) -> str:
     """README.md, for an index: there are no files beside it. What it links to is this version's at
     `url`, where the repository is; or, without one, a name."""
@@ -205,5 +248,8 @@ setup(
             optional=platform.libc_ver()[0] != "glibc" or sys.byteorder == "big",
         ),
     ],
-    cmdclass={"build_ext": BuildCore},
+    cmdclass={
+        "build_ext": BuildCore,
+        **({"bdist_wheel": BuildWheel} if bdist_wheel is not object else {}),
+    },
 )

@@ -11,7 +11,7 @@ that are not built (__main__.py).
     prerequisites.py      what is missing on this machine, and the packages that have it
     vm.py, guest.c        the two ends of a guest: streams, signals, exit code
     kernel.py, debian.py  kernels for QEMU, from Debian's packages
-    uml.py                kernels that run as processes, built here
+    uml.py                kernels that run as processes, built here or installed by cqnotify-lab
     network.sh            makes the RDMA devices
     hosts.py              several hosts: hosts_run.py for a command line, hosts_serve.py for pytest;
                           agent.py runs inside each, switch.py between them

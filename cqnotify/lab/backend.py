@@ -61,6 +61,8 @@ def settle(
             backend = foresee(options)
         except LabError as error:
             backend = backend._replace(why=f"{error}: emulating")
+    if backend.unbuilt and (unfit := uml.unfit()):
+        note(unfit)
     if backend.why:
         note(backend.why)
     if backend.kernel is None:

@@ -41,7 +41,7 @@ sees the files of this machine. (On x86-64 only.)
                                fetches one for QEMU, from Debian: bookworm, bookworm-backports or
                                trixie
   kernels build [7.2|6.1]      builds one that runs as a process, ten times faster than QEMU
-                               without KVM
+                               without KVM; cqnotify[lab] brings 7.2 along
   clean                        removes what the lab has made
 
 options, before or after the first word of the command:
@@ -302,7 +302,8 @@ def kernels(options: argparse.Namespace, words: list[str]) -> int:
         for name in names:
             if name not in uml.SUITES:
                 raise LabError(f"build is for {' or '.join(uml.SUITES)}, not '{name}'")
-        prerequisites.see_to(prerequisites.of_build(), options.install)
+        if not all(uml.choose(cache, name) for name in names or [uml.DEFAULT_SERIES]):
+            prerequisites.see_to(prerequisites.of_build(), options.install)
     elif action == "fetch":
         for name in names:
             if name not in SUITES and not Path(name).is_file():

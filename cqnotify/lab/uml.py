@@ -2,9 +2,12 @@
 """User Mode Linux: a kernel that is an ordinary process, with rxe in it.
 
 cache/uml/VERSION-HASH/linux is built here, from the source package of a Debian release and from
-uml.config; HASH stands for the latter, and for what is mended in the source. It needs neither KVM
-nor root, no image and no module: hostfs shows this machine's files with the user's own rights.
-vm.py runs it as it runs QEMU.
+uml.config; HASH stands for the latter, and for what is mended in the source. Beside it are its
+configuration, its licence, and source.json, which says what it was built from. The distribution
+cqnotify-lab (packaging/lab) installs such a folder, built.
+
+It needs neither KVM nor root, no image and no module: hostfs shows this machine's files with the
+user's own rights. vm.py runs it as it runs QEMU.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ import collections
 import contextlib
 import ctypes
 import hashlib
+import importlib.util
+import json
 import os
 import platform
 import re
@@ -48,6 +53,14 @@ TOOLS = ("gcc", "make", "flex", "bison", "bc", "xz", "tar")
 # Sources that are not even configured: most of what there is to write to the disk.
 LEFT_OUT = ["Documentation/*.rst", "arch/*/boot/dts/*", "sound/*.[ch]", "tools/testing/*"]
 LEFT_OUT += [f"drivers/{name}/*.[ch]" for name in ("gpu", "media", "staging", "net/ethernet")]
+# What the kernel says of its builder, in the place of this machine's name and user.
+BUILT_BY = ("KBUILD_BUILD_USER=lab", "KBUILD_BUILD_HOST=cqnotify")
+KEPT = {  # beside the kernel, from its source
+    "config": ".config",
+    "COPYING": "COPYING",
+    "GPL-2.0": "LICENSES/preferred/GPL-2.0",
+    "Linux-syscall-note": "LICENSES/exceptions/Linux-syscall-note",
+}
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 # In virtual time a program that computes after the guest was idle is not interrupted, and one that
@@ -77,13 +90,33 @@ def folder(cache: Path) -> Path:
 
 
 def config_key() -> str:
-    return hashlib.sha256(CONFIG.read_bytes() + str(MENDED).encode()).hexdigest()[:12]
+    recipe = f"{MENDED}{BUILT_BY}".encode()
+    return hashlib.sha256(CONFIG.read_bytes() + recipe).hexdigest()[:12]
+
+
+def packaged() -> list[Path]:
+    """The folder of the kernels of cqnotify-lab, if that is installed."""
+    spec = importlib.util.find_spec("cqnotify_lab")
+    return [Path(path) for path in spec.submodule_search_locations or ()] if spec else []
 
 
 def present(cache: Path) -> list[str]:
-    """The versions that have been built, from the configuration of today."""
-    found = (p.parent.name for p in folder(cache).glob(f"*-{config_key()}/linux"))
+    """The versions that have been built, here or for cqnotify-lab, from the configuration of
+    today."""
+    folders = [folder(cache), *packaged()]
+    found = {p.parent.name for each in folders for p in each.glob(f"*-{config_key()}/linux")}
     return sorted((name.rpartition("-")[0] for name in found), key=version_key)
+
+
+def unfit() -> str | None:
+    """Explain why the kernel of cqnotify-lab is not used, if that is installed and has another."""
+    folders = packaged()
+    if not folders or any(p for each in folders for p in each.glob(f"*-{config_key()}/linux")):
+        return None
+    return (
+        "the kernel of the installed cqnotify-lab is for another version of cqnotify; "
+        "cqnotify[lab] names the right one"
+    )
 
 
 def choose(cache: Path, wanted: str | None) -> str | None:
@@ -98,15 +131,18 @@ def choose(cache: Path, wanted: str | None) -> str | None:
 def image(cache: Path, version: str) -> Path:
     if "/" in version:
         return Path(version)
-    return folder(cache) / f"{version}-{config_key()}" / "linux"
+    name = f"{version}-{config_key()}"
+    places = [each / name / "linux" for each in (folder(cache), *packaged())]
+    return next((place for place in places if place.exists()), places[0])
 
 
 def not_built(wanted: str | None) -> str:
     series = wanted if wanted in SUITES else DEFAULT_SERIES
+    why = unfit()
     return (
         f"no kernel {wanted or series} that runs as a process has been built here; "
         f"{FRONT} kernels build {series} builds one, in some minutes"
-    )
+    ) + (f" ({why})" if why else "")
 
 
 # ---- whether this machine lets one run ---------------------------------------------------
@@ -176,13 +212,15 @@ def build_now(cache: Path, series: str) -> str:
         progress = Progress(f"building Linux {series} as a process (once)")
         package = download(work, series, progress)
         unpack(package, work, progress)
+        (work / "source.json").write_text(json.dumps(source(package), indent=4) + "\n")
         mend(work)
         configure(work, progress)
         compile_all(work, progress)
         version = (work / "include/config/kernel.release").read_text().strip()
-        target = image(cache, version).parent
+        target = folder(cache) / f"{version}-{config_key()}"
         target.mkdir(exist_ok=True)
-        (work / "linux").rename(target / "linux")
+        for name, path in {**KEPT, "source.json": "source.json", "linux": "linux"}.items():
+            (work / path).rename(target / name)
         progress.end(f"built Linux {version} in {time.monotonic() - progress.started:.0f} s")
         return version
     finally:
@@ -219,6 +257,18 @@ def download(work: Path, series: str, progress: Progress) -> Path:
     return debian.fetch(work, suite, f"linux-source-{series}")
 
 
+def source(package: Path) -> dict[str, str]:
+    """Name the source that a kernel is built from. Debian's archive of old packages finds files by
+    SHA-1."""
+    data = package.read_bytes()
+    return {
+        "file": package.name,
+        "version": package.name.split("_")[1],
+        "sha1": hashlib.sha1(data).hexdigest(),
+        "sha256": hashlib.sha256(data).hexdigest(),
+    }
+
+
 def unpack(package: Path, work: Path, progress: Progress) -> None:
     progress.step("unpacking")
     skip = [f"--exclude=linux-source-*/{name}" for name in LEFT_OUT]
@@ -246,7 +296,9 @@ def mend(work: Path) -> None:
 
 
 def make(work: Path, *words: str) -> list[str]:
-    return ["make", "-C", str(work), "ARCH=um", f"-j{os.cpu_count() or 1}", *words]
+    date = time.strftime("%Y-%m-%d", time.gmtime((work / "Makefile").stat().st_mtime))
+    settings = ["ARCH=um", *BUILT_BY, f"KBUILD_BUILD_TIMESTAMP={date}"]
+    return ["make", "-C", str(work), f"-j{os.cpu_count() or 1}", *settings, *words]
 
 
 def configure(work: Path, progress: Progress) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,8 +14,8 @@ import pytest
 from again import pytest_configure as pytest_configure
 from again import pytest_runtest_protocol as pytest_runtest_protocol
 from again import pytest_terminal_summary as pytest_terminal_summary
-from distributions import Distributions, build
-from lab_runs import ENGINES, LAB, PROJECT, lab
+from distributions import Distributions, build, build_kernel_wheel, isolated
+from lab_runs import CACHE, ENGINES, LAB, PROJECT, lab
 
 
 @pytest.fixture(scope="session")
@@ -33,6 +34,25 @@ def engine(request: pytest.FixtureRequest) -> str:
 def made(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Distributions:
     folder = pytestconfig.getoption("--distributions")
     return Distributions.of(Path(folder)) if folder else build(tmp_path_factory.mktemp("dist"))
+
+
+@pytest.fixture(scope="session")
+def kernel_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of cqnotify-lab; for tests that are run where a kernel has been built."""
+    return build_kernel_wheel(tmp_path_factory.mktemp("kernel"), CACHE)
+
+
+@pytest.fixture(scope="session")
+def lab_python(
+    made: Distributions, kernel_wheel: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A Python with `cqnotify[lab]`, whose two wheels pip finds by itself."""
+    venv = tmp_path_factory.mktemp("lab")
+    subprocess.run([sys.executable, "-m", "venv", venv], check=True)
+    places = [f"--find-links={wheel.parent}" for wheel in (made.wheel, kernel_wheel)]
+    pip = [venv / "bin/python", "-m", "pip", "install", "-q", *places, "cqnotify[lab]"]
+    subprocess.run(pip, check=True, env=isolated())
+    return venv / "bin/python"
 
 
 @pytest.fixture

@@ -23,6 +23,8 @@ from typing import Final
 
 PROJECT: Final = Path(__file__).resolve().parents[2]
 
+KERNEL_WHEEL: Final = PROJECT / "packaging/lab"  # the sources of cqnotify-lab
+
 LARGEST_CORE: Final = 840_000  # bytes, in the wheel
 
 # Python's own flags, but for the folders of this machine in the library path.
@@ -55,7 +57,7 @@ class Distributions:
 
     @classmethod
     def of(cls, folder: Path) -> Distributions:
-        (sdist,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
+        (sdist,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("cqnotify-*.whl")
         return cls(sdist, wheel)
 
     def sdist_names(self) -> set[str]:
@@ -88,6 +90,15 @@ def build(out: Path) -> Distributions:
         _run("auditwheel", "repair", "--wheel-dir", str(out), str(made.wheel))
         shutil.copy2(made.sdist, out)
     return Distributions.of(out)
+
+
+def build_kernel_wheel(out: Path, cache: Path, sources: Path = KERNEL_WHEEL) -> Path:
+    """The wheel of cqnotify-lab, from the kernel in the cache."""
+    pip: list[str | Path] = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps"]
+    env = isolated() | {"CQNOTIFY_LAB_CACHE": str(cache)}
+    subprocess.run([*pip, "-w", out, sources], check=True, env=env)
+    (wheel,) = out.glob("cqnotify_lab-*.whl")
+    return wheel
 
 
 def _run(module: str, *args: str) -> None:

@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import json
 import os
 import platform
 import re
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -82,6 +85,23 @@ def test_the_wheel_is_the_package_and_nothing_else(made: Distributions) -> None:
     programs = {f"cqnotify/lab/{name}" for name in LAB_PROGRAMS}
     assert names - libraries == package | programs | {"pytest_cqnotify.py"}
     assert package >= {"cqnotify/py.typed", "cqnotify/_core.pyi"}
+
+
+def test_the_list_of_components_is_the_compiled_files_of_the_wheel(made: Distributions) -> None:
+    with zipfile.ZipFile(made.wheel) as wheel:
+        (name,) = (n for n in wheel.namelist() if n.endswith(".cdx.json"))
+        listed = json.loads(wheel.read(name))
+        compiled = {
+            name: hashlib.sha256(data).hexdigest()
+            for name in wheel.namelist()
+            if (data := wheel.read(name))[:4] == b"\x7fELF"
+        }
+    assert name == f"cqnotify-{cqnotify.__version__}.dist-info/sboms/cqnotify.cdx.json"
+    assert (listed["bomFormat"], listed["specVersion"]) == ("CycloneDX", "1.6")
+    assert listed["metadata"]["component"]["version"] == cqnotify.__version__
+    hashes = {each["name"]: each["hashes"][0]["content"] for each in listed["components"]}
+    assert hashes == compiled
+    assert len(compiled) == 2 + len(LAB_PROGRAMS)
 
 
 def test_the_lab_is_a_small_part_of_the_wheel(made: Distributions) -> None:
@@ -195,6 +215,11 @@ def test_the_version_is_the_same_everywhere(
     assert headings[0] == version
     recipe = (PROJECT / "packaging/conda/recipe.yaml").read_text()
     assert re.findall(r"^  version: (.*)", recipe, re.MULTILINE)[0] == version
+    kernel = tomllib.loads((PROJECT / "packaging/lab/pyproject.toml").read_text())
+    assert kernel["project"]["version"] == version
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
+    (extra,) = project["optional-dependencies"]["lab"]
+    assert extra.startswith(f"cqnotify-lab=={version}; platform_machine == 'x86_64'")
     entry = (PROJECT / "packaging/debian/changelog").read_text()
     assert entry.startswith(f"cqnotify ({version}-")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cqnotify.lab import backend, cli, driver, kernel, prerequisites
+from cqnotify.lab import backend, cli, driver, kernel, prerequisites, uml
 from cqnotify.lab.base import LabError
 
 Capture = pytest.CaptureFixture[str]
@@ -242,6 +242,19 @@ def test_a_kernel_that_is_a_process_needs_no_qemu(
 ) -> None:
     names = {package.debian for package in missing(monkeypatch, cache, "uml")}
     assert names == {"iproute2", "ibverbs-providers", "librdmacm1", "gcc", "libc6-dev"}
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_compiler_is_wanted_only_if_there_is_something_to_build(
+    is_there: bool, cache: Path, monkeypatch: pytest.MonkeyPatch, drivers: list[argparse.Namespace]
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    if is_there:
+        image = uml.image(cache, "7.2.12")
+        image.parent.mkdir(parents=True)
+        image.touch()
+    assert cli.main(["kernels", "build"]) == (7 if is_there else 125)
+    assert [options.action for options in drivers] == ["build"] * is_there
 
 
 def test_install_needs_apt_and_root(monkeypatch: pytest.MonkeyPatch) -> None:

