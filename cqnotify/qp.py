@@ -252,7 +252,8 @@ class QP(_core.QP):
         gid_index: the index of our GID, the same as for `address`.
         pkey_index: the index of the partition key, see `Context.get_pkey_index`.
         access: what the peer may do to our memory through this QP: REMOTE_READ, REMOTE_WRITE,
-            REMOTE_ATOMIC; nothing by default.
+            REMOTE_ATOMIC; by default nothing, or what `to_init` was given. The MR has to allow it,
+            too.
         qkey: the Q_Key of a UD QP, 32 bits; 0x11111111 by default.
         path_mtu: an MTU or its bytes, at most what both ports support, and the same at both ends;
             by default our port's, or the peer's if `remote` has it and it is smaller.

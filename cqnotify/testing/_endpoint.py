@@ -119,7 +119,8 @@ class Endpoint:
 
         remote: the peer's QPAddress. UD takes it, too: `to_peer` names it, and its address handle
             has the path that the options give.
-        options: other parameters of `QP.connect`.
+        options: other parameters of `QP.connect`. So `access` is nothing by default, unlike that of
+            the function `connect`.
 
         The other parameters are those of `cqnotify.QP.connect`.
         """
@@ -213,7 +214,8 @@ def wait_completions(cq: CQ, n: int = 1, *, timeout: float = 30.0) -> list[WorkC
     timeout: in seconds; TimeoutError then lists the completions that did come, and says why there
         were no more, as far as that is known.
 
-    The events that end the sleep, of any CQ of the channel, are acknowledged.
+    The events that end the sleep, of any CQ of the channel, are acknowledged. So threads that wait
+    for different CQs need a channel each, or they take each other's events.
     """
     __tracebackhide__ = True  # so that pytest shows the line of the test that waited
     end = deadline(timeout)

@@ -239,7 +239,7 @@ void cqn_blame_item(Py_ssize_t i)
 /* REM_INV_REQ_ERR has several causes. */
 #define WHY_INVALID                                                                             \
     ": the peer's receive was too small for the message, its max_dest_rd_atomic for a read or " \
-    "atomic, or the path MTU of its QP is another one"
+    "atomic, its QP was connected without this access, or the path MTU of its QP is another one"
 
 /* Returns, for example, "RETRY_EXC_ERR, transport retry counter exceeded (vendor_err 0x81)". */
 static PyObject *describe_status(PyObject *wc, const struct ibv_wc *raw)
