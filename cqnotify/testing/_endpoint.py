@@ -46,7 +46,7 @@ class Endpoint:
     cqe: the entries of each CQ.
     one_cq: whether one CQ serves both directions.
     pd, channel, send_cq, recv_cq, mr: objects to use instead of new ones. So several ends can share
-        parts; close() leaves these open.
+        parts; close() leaves these open. An `mr` needs its PD as `pd`.
     qp: the other parameters of QP(); its queues hold 64 work requests by default.
 
     `connect()` connects two of them, the method an end to a peer elsewhere. `to_peer` then is what

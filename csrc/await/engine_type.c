@@ -477,7 +477,8 @@ static PyMemberDef engine_members[] = {
 
 static PyGetSetDef engine_getset[] = {
     {"cq", engine_get_cq, NULL, "The CQ that it was made for.", NULL},
-    {"closed", engine_get_closed, NULL, "True once close() was called.", NULL},
+    {"closed", engine_get_closed, NULL,
+     "True once close() was called; closing only the CQ leaves it False.", NULL},
     {"_awaited", engine_get_awaited, NULL,
      "Tasks that wait, and operations whose completion is due.", NULL},
     {"_channel", cqn_get_object, NULL, "Of its CQ.", (void *)offsetof(cqn_engine, channel)},

@@ -76,6 +76,13 @@ def test_its_cpu_is_as_fast_as_this_machine_says() -> None:
     assert len(there) == bool(uml.frequency()) == said.count("model name")
 
 
+@built
+@pytest.mark.parametrize("release", uml.present(CACHE))
+def test_random_numbers_are_there_at_once(release: str) -> None:
+    program = "import os; os.getrandom(1, os.GRND_NONBLOCK)"
+    assert in_uml("--kernel", release, "python3", "-c", program).returncode == 0
+
+
 def test_a_program_whose_memory_is_in_as_many_pieces_as_the_machine_allows_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
