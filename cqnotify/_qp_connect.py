@@ -251,7 +251,7 @@ def _dgid(remote: QPAddress, link_layer: LinkLayer | int) -> IPv6Address | None:
     if remote.gid != NO_GID:
         return remote.gid
     if link_layer == LinkLayer.ETHERNET:
-        raise ValueError("the peer's address has no GID, which RoCE cannot do without")
+        raise ValueError("the peer's address has no GID: RoCE needs one")
     return None
 
 
