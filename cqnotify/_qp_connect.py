@@ -280,7 +280,7 @@ def _path_mtu(wanted: MTU | int | None, active: MTU | int, peers: MTU | int | No
 def _refuse(qp_type: QPType | int, **given: object) -> None:
     for name, value in given.items():
         if value is not None:
-            raise ValueError(f"{name} means nothing to a QP of type {_type_name(qp_type)}")
+            raise ValueError(f"{name} has no meaning for a QP of type {_type_name(qp_type)}")
 
 
 def _type_name(qp_type: QPType | int) -> str:

@@ -214,7 +214,7 @@ def has_device() -> bool:
 def accel(options: argparse.Namespace) -> str | None:
     if options.uml or options.virtual_time:
         if options.accel or options.vm:
-            raise LabError("--uml and --virtual-time go without --vm and --accel")
+            raise LabError("--uml and --virtual-time cannot be combined with --vm and --accel")
         return "uml"
     return options.accel or ("auto" if options.vm else None)
 

@@ -51,7 +51,7 @@ async def connect(
 ) -> Connection:
     """Connect to a program that listens by `listen`.
 
-    host: an IP address (of the link, with its interface: fe80::1%eth0); or a name, or several
+    host: an IP address (a link-local one with its interface: fe80::1%eth0); or a name, or several
         addresses: these are tried in turn, each on the device that it leads to. When one has not
         answered within 0.25 s, the next one is tried as well, and the first to accept remains; if
         there is none, the error has the text of each.

@@ -138,7 +138,7 @@ def _refuse_combinations(args: argparse.Namespace) -> None:
     elif args.num_qp is not None and args.num_qp >= SRQ_RECORDS:
         wrong = f"--num-qp is {args.num_qp}: it must be below {SRQ_RECORDS}"
     elif args.path_mtu is not None and args.service == "ud":
-        wrong = "--mtu means nothing to --type ud: a message is one packet"
+        wrong = "--mtu has no effect with --type ud: a message is one packet"
     wrong = wrong or unfit(args)
     if wrong:
         raise CommandError(wrong, USAGE)
