@@ -38,7 +38,7 @@ class QPAddress(NamedTuple):
     psn: the number of the first packet that the QP will send.
     gid: the port's GID; :: where the path needs none, which is possible only on InfiniBand.
     mtu: the active MTU of the port; None where it is not known, as in a record from the wire, which
-        has no room for it.
+        does not contain it.
     """
 
     lid: int
