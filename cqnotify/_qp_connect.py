@@ -38,7 +38,7 @@ class QPAddress(NamedTuple):
     psn: the number of the first packet that the QP will send.
     gid: the port's GID; :: where the path needs none, which is possible only on InfiniBand.
     mtu: the active MTU of the port; None where it is not known, as in a record from the wire, which
-        has no room for it.
+        does not contain it.
     """
 
     lid: int
@@ -251,7 +251,7 @@ def _dgid(remote: QPAddress, link_layer: LinkLayer | int) -> IPv6Address | None:
     if remote.gid != NO_GID:
         return remote.gid
     if link_layer == LinkLayer.ETHERNET:
-        raise ValueError("the peer's address has no GID, which RoCE cannot do without")
+        raise ValueError("the peer's address has no GID: RoCE needs one")
     return None
 
 
@@ -280,7 +280,7 @@ def _path_mtu(wanted: MTU | int | None, active: MTU | int, peers: MTU | int | No
 def _refuse(qp_type: QPType | int, **given: object) -> None:
     for name, value in given.items():
         if value is not None:
-            raise ValueError(f"{name} means nothing to a QP of type {_type_name(qp_type)}")
+            raise ValueError(f"{name} has no meaning for a QP of type {_type_name(qp_type)}")
 
 
 def _type_name(qp_type: QPType | int) -> str:

@@ -4,8 +4,8 @@
 python examples/arrays.py --bind 10.99.0.1                         # the server, for one client
 python examples/arrays.py --connect 10.99.0.1 --port 7471 walk     # in another terminal
 
-Arrays are never copied between the two: each is read by the receiver's device out of the sender's
-memory. What is asked, and what an array is like, is the first frame of a message, as JSON.
+Arrays are never copied between the two: the receiver's device reads each from the sender's memory.
+The first frame of a message is JSON: a request, or the type and shape of an array.
 """
 
 import argparse

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Messages between two queue pairs of one device, and what that cost the receiver.
+"""Messages between two queue pairs of one device, and their cost for the receiver.
 
 python examples/metrics.py --messages 1000              # then a summary
 python examples/metrics.py --messages 1000 --port 9464  # and a page for Prometheus, until Ctrl-C

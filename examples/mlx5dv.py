@@ -3,8 +3,8 @@
 
 python examples/mlx5dv.py [DEVICE]
 
-Any object's `pointer` is the address of its struct in libibverbs. Nothing looks after what is done
-with it: declare the types of each function, and keep the object open meanwhile.
+Any object's `pointer` is the address of its struct in libibverbs. cqnotify does not check how it is
+used: declare the types of each function, and keep the object open meanwhile.
 """
 
 import ctypes

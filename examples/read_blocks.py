@@ -4,8 +4,8 @@
 python examples/read_blocks.py                         # the server, for one client
 python examples/read_blocks.py --connect 127.0.0.1     # in another terminal
 
-All reads are started at once. The send queue has 64 entries: a read that finds no room waits for
-it, in the order in which they came.
+All reads are started at once. The send queue has 64 slots: further reads wait for a free slot, in
+the order in which they were started.
 """
 
 import asyncio

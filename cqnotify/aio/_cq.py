@@ -35,11 +35,10 @@ class AsyncCQ(Engine):
     """Awaits the completions of one CQ, in asyncio (uvloop, too), trio or anyio.
 
     cq: a CQ with a channel and without another open AsyncCQ.
-    spin: for how many seconds, 0 to 60, a task polls before it sleeps, in all that it awaits here;
-        or "auto", as long as such waits took lately, at most 50 us, and not at all where they
-        mostly take longer or the thread has one CPU. Only while nothing else is ready in the event
-        loop; and in an iteration of it, no task begins to spin after all have for 200 us. It is an
-        attribute, too.
+    spin: for how many seconds, 0 to 60, a task polls before it sleeps in any wait of this AsyncCQ.
+        With "auto", for as long as the latest waits took, at most 50 us, and not at all if they
+        mostly take longer or the thread has one CPU. Tasks spin only while nothing else is ready in
+        the event loop, and for 200 us together in one iteration. It is an attribute, too.
 
     While the AsyncCQ is open, leave arming the CQ, acknowledging its events and reading the events
     of the channel to it; CQ.poll() then is the AsyncCQ's poll(). Closing the AsyncCQ leaves the CQ

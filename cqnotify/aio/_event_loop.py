@@ -12,9 +12,9 @@ def new_event_loop() -> asyncio.SelectorEventLoop:
     `asyncio.run(main(), loop_factory=new_event_loop)`, or in Python 3.11
     `asyncio.Runner(loop_factory=new_event_loop)`.
 
-    It is asyncio's own loop, with another selector: where only completion channels are ready, the
-    tasks that await completions go on inside select(), and the loop has no turn for it. It differs
-    in nothing else; in debug mode it does not differ at all.
+    It is asyncio's own loop, with another selector: while only completion channels are ready, the
+    tasks that await completions are resumed inside select(), without an iteration of the loop. It
+    differs in nothing else; in debug mode it does not differ at all.
     """
     from ._selector import Selector  # late: most programs do without
 

@@ -12,7 +12,7 @@ class AsyncCQStats(NamedTuple):
     wakeups: how often a sleeping task was woken with what it waited for.
     max_per_wake: the most completions that one such task was given.
     spins: how often a task polled before it would have slept, by the AsyncCQ's `spin` or by "auto".
-    sleeps_saved: how often what the task waited for came meanwhile.
+    sleeps_saved: how often it then did not have to sleep.
     """
 
     events: int

@@ -41,7 +41,7 @@ def observe(arguments: Sequence[str]) -> Watch:
         if find_observer() in os.environ.get("LD_AUDIT", "").split(":"):
             return Watch(os.environ.get("CQNOTIFY_CHECK", ""))
         if list(arguments) != sys.argv[1:]:
-            raise NotObservedError("pytest has to be the program for that, not called by another")
+            raise NotObservedError("start pytest itself, not a program that calls it")
         folder = tempfile.mkdtemp(prefix="cqnotify-pytest-")
         env = observed_environment(folder)
     except RunError as e:

@@ -23,7 +23,7 @@ Citations = tuple[tuple[str, str], ...]  # manual pages, and what they say
 
 
 class Texts(NamedTuple):
-    """Why something is wrong, the mend, and what the manual says."""
+    """Why something is wrong, what to do, and what the manual says."""
 
     why: str
     mend: str
@@ -114,14 +114,14 @@ AFTER_ARM: Final = Texts(
     (NEW_ENTRY,),
 )
 ARM_AGAIN: Final = Texts(
-    "An arm is used up by the event that it raises. Until the CQ is armed again, completions "
-    "arrive in silence.",
+    "An arm is used up by the event that it raises. Until the CQ is armed again, completions raise "
+    "no event.",
     "Call ibv_req_notify_cq() after each event, before the last poll. " + ORDER,
     (ONE_SHOT,),
 )
 FOR_SOLICITED: Final = Texts(
     "An arm for solicited completions raises an event for receives of solicited messages and for "
-    "failures. Other completions, which are all successful sends among them, wake nobody.",
+    "failures. All other completions, among them those of successful sends, raise none.",
     "Arm with solicited_only = 0, or let the peer set IBV_SEND_SOLICITED on the message that this "
     "thread waits for.",
     (SOLICITED,),
@@ -209,8 +209,8 @@ _RULES: Final = (
         "a CQ overflowed",
         "{cq:CQ} overflowed: the device reported IBV_EVENT_CQ_ERR. It has {entries:n entry}.",
         Texts(
-            "A completion came when all entries were taken. It is lost, the CQ is dead, and the "
-            "QPs that use it fail.",
+            "A completion came when all entries were taken. It is lost, and the CQ cannot be used "
+            "any more. Whether the QPs that use it fail depends on the device.",
             ENTRIES,
             (OVERRUN,),
         ),
@@ -267,7 +267,7 @@ _RULES: Final = (
     Rule(
         "mr-unmapped",
         ERROR,
-        "memory was given back while the device uses it",
+        "memory was given back while the device used it",
         "{call}() gave memory of {mr:MR} ({length:n byte} at {address:hex}) back while it is "
         "in use by {requests:n work request} in flight. The first has the wr_id {wr_id}, on "
         "{qp:QP}.",
@@ -287,9 +287,9 @@ _RULES: Final = (
         "{completions:n completion} of {qp:QP} {completions:were} polled from {cq:CQ} after the QP "
         "had been destroyed.",
         Texts(
-            "A wr_id is usually a pointer, here to what was freed together with the QP. Some "
-            "providers remove these completions from the CQ when the QP is destroyed, others "
-            "leave them there.",
+            "A wr_id is usually a pointer, here perhaps to memory that was freed together with the "
+            "QP. Some providers remove these completions from the CQ when the QP is destroyed, "
+            "others leave them there.",
             "Before ibv_destroy_qp(), poll the completions of all its work requests; move the QP "
             "to IBV_QPS_ERR first to have the rest flushed.",
             (BUFFERS,),
@@ -302,8 +302,8 @@ _RULES: Final = (
         "{thread} slept on channel {channel} without having polled {cq:CQ} to its end after it was "
         "armed, with {outstanding:n work request} outstanding ({times:n time}).",
         Texts(
-            "It went well so far. A completion that is added between the last poll and the arm "
-            "raises no event, and the thread would sleep on.",
+            "No wake-up was lost so far. But a completion that is added between the last poll and "
+            "the arm raises no event, and the thread would sleep on.",
             AFTER_ARM.mend,
             (NEW_ENTRY,),
         ),

@@ -58,7 +58,7 @@ exit codes:
   1    the command failed, took too long, or got wrong data
   2    wrong usage
   3    nothing to run on: no such RDMA device, no port that is up, or a program is not installed
-  66   check: the program ran, and there is an error; otherwise check has the program's exit code
+  66   check, chaos: the program ran, and misused the verbs; otherwise its own exit code
   130  interrupted by Ctrl-C
   141  the reader of the output has gone
   143  ended by SIGTERM

@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     from ..check.report import Finding
 
 DESCRIPTION: Final = """\
-Run a program, and make go wrong what the verbs allow to go wrong: completions come late or one by
-one, a signal ends a sleep, a request is refused. Misuse of completion queues is reported as
-cqnotify check does. docs/chaos.md explains each fault.
+Run a program, and inject faults that the verbs allow: completions come late or one by one, a signal
+ends a sleep, a request is refused. Misuse of completion queues is reported as by cqnotify check.
+docs/chaos.md explains each fault.
 
-By default the faults are those that a right program survives without an error. A seed chooses the
-calls that have one; a program with one thread gets the same ones again.
+The default faults are those that a correct program survives without an error. A seed chooses the
+calls that have a fault; with the same seed, a program with one thread gets the same faults again.
 """
 
 
 def add_parser(commands: Any) -> None:
     """Add the command to the parser's commands."""
-    what = "run a program, and make go wrong what the verbs allow"
+    what = "run a program with faults that the verbs allow"
     parser = add_command(commands, "chaos", what, run, DESCRIPTION, json_help=None)
     add_program(parser, "chaos")
     largest = whole(0, 2**63 - 1)
@@ -49,14 +49,15 @@ def add_parser(commands: Any) -> None:
         "--seeds",
         metavar="N",
         type=whole(1, 1_000_000),
-        help="run the program with N seeds, from S on; report those that fail, and the shortest",
+        help="run the program with N seeds, from S on; print the failures, and the one with the "
+        "fewest faults",
     )
     parser.add_argument(
         "--faults",
         metavar="LIST",
         default="harmless",
-        help="faults with commas between: split, hold, eintr, late, destroy, which are 'harmless' "
-        "(the default), and arm, create, register, post, fail, async; or 'all'",
+        help="faults, separated by commas: 'harmless' (the default), which are split, hold, eintr, "
+        "late, destroy; the others: arm, create, register, post, fail, async; or 'all'",
     )
     parser.add_argument(
         "--rate",
@@ -68,7 +69,7 @@ def add_parser(commands: Any) -> None:
         "--timeout",
         metavar="SECONDS",
         type=whole(1, 2_000_000),
-        help="end a run that takes longer, which fails (default: none)",
+        help="end a run that takes longer, as a failure (default: none)",
     )
     parser.add_argument("--json", metavar="FILE", help="write how each run ended as JSON to FILE")
 

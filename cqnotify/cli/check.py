@@ -29,11 +29,11 @@ DESCRIPTION: Final = """\
 Run a program, and report how it misuses completion queues and channels: why it sleeps although
 completions wait, why ibv_destroy_cq() hangs, which CQ is too small.
 
-The program is not changed, and may be of any language. An error is printed as soon as it is
-certain, so also for a program that hangs; warnings are printed at the end. Both go to stderr.
+The program may be written in any language, and needs no change. An error is printed as soon as it
+is certain, even while the program hangs; warnings are printed at the end. Both go to stderr.
 docs/check.md explains each rule.
 
-For programs that another one starts, as mpirun does, on this machine or another:
+If a launcher such as mpirun starts the programs, on this machine or others:
 
     env $(cqnotify check --print-env FOLDER) mpirun -x LD_AUDIT -x CQNOTIFY_CHECK PROGRAM
     cqnotify check --from FOLDER
@@ -77,7 +77,10 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--keep", metavar="FOLDER", help="keep the logs in this new folder")
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument(
-        "--from", dest="source", metavar="FOLDER", help="run nothing, report on logs of a folder"
+        "--from",
+        dest="source",
+        metavar="FOLDER",
+        help="run nothing, report on the logs in this folder",
     )
     instead.add_argument(
         "--print-env",

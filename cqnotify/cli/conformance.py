@@ -28,11 +28,11 @@ ibv_req_notify_cq(3).
 
 The command posts work requests of every operation between queue pairs of one port, and makes them
 succeed and fail in every way, with CQs that are not armed, armed for any completion, or armed for
-solicited ones only. Rows that behave alike are printed as one line. Then come the deviations from
-the manual, and what they mean for a program. --json prints every row.
+solicited ones only. Rows that behave alike are printed as one line. Below the table are the
+deviations from the manual, and what they mean for a program. --json prints every row.
 
-Each of these cases arms a CQ once. A second table has sequences, of what programs do to a CQ before
-they sleep: they arm it again, before or after they poll, resize it, or let it overflow.
+Each of these cases arms a CQ once. A second table has sequences of the steps that programs do
+before they sleep: they arm a CQ again, before or after they poll, resize it, or let it overflow.
 
 A deviation is a result, not a failure: the exit code is 0, or 1 with --strict.
 """

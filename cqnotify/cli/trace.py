@@ -51,14 +51,14 @@ def add_parser(commands: Any) -> None:
         "--chrome", metavar="FILE", type=Path, help="also write Chrome's trace format, for Perfetto"
     )
     parser.add_argument(
-        "--summary", action="store_true", help="print the figures alone, and write no page"
+        "--summary", action="store_true", help="print only the figures, and write no page"
     )
     parser.add_argument(
         "--records",
         metavar="N",
         type=whole(1000, 100_000_000),
         default=DEFAULT_RECORDS,
-        help="records to keep for each process, the last ones; 64 to 80 bytes each "
+        help="how many of the last records to keep for each process, 64 to 80 bytes each "
         f"(default: {DEFAULT_RECORDS})",
     )
     instead = parser.add_mutually_exclusive_group()

@@ -113,7 +113,7 @@ def check_qp(qp: object) -> QP:
         return qp
     name = getattr(qp.state, "name", state)
     raise ValueError(
-        f"QP {qp.qp_num} is in {name}: rdma_cm makes all transitions itself, so take a new QP"
+        f"QP {qp.qp_num} is in {name}: rdma_cm makes all transitions itself, so use a new QP"
         + ("" if needs_new else ", or one that was reset")
     )
 
@@ -255,7 +255,7 @@ def own(found: list[Address]) -> Address:
     if ip in OF_LINKS and "%" not in address[0]:
         names = [name for mine, name in ipv6_addresses() if mine == ip]
         raise ValueError(
-            f"{ip} is an address of the link, which each interface can have: add the interface, as "
+            f"{ip} is a link-local address, which each interface can have: add the interface, as "
             f"in {ip}%{names[0] if names else 'eth0'}"
         )
     return address

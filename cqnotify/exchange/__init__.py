@@ -10,10 +10,10 @@ To connect several QPs in one exchange, give a list of addresses: as many record
 the result is a list. ibv_srq_pingpong always exchanges 256.
 
 With `payload`, each end also gets up to 65536 bytes from the other, for example an rkey and an
-address; the result is a tuple then, of the address and the peer's payload. An end with nothing to
-say gives b"". Both ends must give a payload, which rdma-core's programs do not. If only the client
-gives one, it gets ConnectionError and the server ValueError; if only the server does, it gets
-ValueError and the client no error.
+address; the result is then a tuple of the address and the peer's payload. Both ends must pass a
+payload, which may be b""; rdma-core's programs do not. If only the client passes one, the client
+gets ConnectionError and the server ValueError; if only the server does, the server gets ValueError
+and the client no error.
 
 Any number of exchanges can wait on one listener, in tasks and in threads; each gets a client of its
 own. The functions here are coroutines for asyncio; `cqnotify.exchange.blocking` has the same for

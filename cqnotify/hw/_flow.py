@@ -279,7 +279,7 @@ def _bytes_of(spec: FlowSpec) -> bytes:
         return _spec(_ACTION_DROP, b"")
     layout = _LAYOUTS.get(type(spec))
     if layout is None or isinstance(spec, FlowSpecActionCount):  # that is given as an object
-        raise TypeError(f"specs has a {type(spec).__name__}: it must have FlowSpecs alone")
+        raise TypeError(f"specs has a {type(spec).__name__}: it must have only FlowSpecs")
     values = masks = b""
     for name, size, bits in layout.fields:
         value, mask = _value_and_mask(spec, name, size, bits)

@@ -81,7 +81,9 @@ def wants_microvm(options: argparse.Namespace) -> bool:
 def accelerator(options: argparse.Namespace, version: str | None) -> str:
     """Return the accelerator of the microVM with this kernel."""
     if options.icount and options.accel == "kvm":
-        raise LabError("--icount counts emulated instructions: it goes without --accel kvm")
+        raise LabError(
+            "--icount counts emulated instructions: it cannot be combined with --accel kvm"
+        )
     if options.accel == "kvm" and not vm.kvm_usable():
         raise LabError("--accel kvm: /dev/kvm is not there, or not for this user")
     if options.accel == "kvm":
@@ -95,7 +97,7 @@ def accelerator(options: argparse.Namespace, version: str | None) -> str:
 def built(options: argparse.Namespace) -> str:
     """The kernel for --uml."""
     if options.icount:
-        raise LabError("--icount counts emulated instructions: it goes without --uml")
+        raise LabError("--icount counts emulated instructions: it cannot be combined with --uml")
     if options.cpus and options.cpus > 1:
         raise LabError(f"--uml has one CPU, not {options.cpus}")
     version = uml.choose(options.cache, options.kernel)

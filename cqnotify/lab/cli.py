@@ -27,28 +27,28 @@ SUITES: Final = ("bookworm", "bookworm-backports", "trixie")
 HELP: Final = """\
 usage: cqnotify lab [OPTION]... COMMAND
 
-Runs a command where there is an RDMA device: on the machine's own, or on a Linux kernel that has
-one in software, Soft-RoCE. That kernel runs in QEMU or as an ordinary process, needs no root, and
-sees the files of this machine. (On x86-64 only.)
+Runs a command on the machine's RDMA device or, without one, on a Linux kernel that has two in
+software, Soft-RoCE. That kernel runs in QEMU or as an ordinary process, needs no root, and sees the
+files of this machine. (On x86-64 only.)
 
   run [--] COMMAND...          a command, with the Python environment of this cqnotify first in PATH
   shell                        an interactive shell
   hosts N [--seed S] [--net FAULTS] [--] COMMAND [--- COMMAND]...
                                a command on each of N hosts (up to 8), or one on all of them, with
                                a switch in between
-  kernels                      lists those that are here
+  kernels                      lists the kernels that were fetched or built
   kernels fetch [SUITE|FILE.deb]...
                                fetches one for QEMU, from Debian: bookworm, bookworm-backports or
                                trixie
   kernels build [7.2|6.1]      builds one that runs as a process, ten times faster than QEMU
-                               without KVM; cqnotify[lab] brings 7.2 along
-  clean                        removes what the lab has made
+                               without KVM; cqnotify[lab] includes 7.2
+  clean                        removes everything that the lab has created
 
 options, before or after the first word of the command:
 """
 FOOT: Final = """
-There, what is written below the current folder comes back, and everything else is forgotten.
-Streams, terminal, signals and exit code pass through.
+Only files that the command writes below the current folder are kept. Its streams, terminal, signals
+and exit code are passed through.
 
 exit codes:
   the command's own, 128+N for signal N
@@ -56,7 +56,7 @@ exit codes:
   125  the lab itself failed, with one line on stderr that says why
   130  interrupted by Ctrl-C
 
-CQNOTIFY_LAB_CACHE    where all is kept (default: cqnotify-lab below XDG_CACHE_HOME or ~/.cache)
+CQNOTIFY_LAB_CACHE    the lab's folder (default: cqnotify-lab below XDG_CACHE_HOME or ~/.cache)
 CQNOTIFY_LAB_MIRROR   the Debian mirror for kernels (default: deb.debian.org/debian)
 """
 
@@ -70,23 +70,23 @@ OPTIONS: Final[dict[str, dict[str, Any]]] = {
         **EACH,
         "dest": "env",
         "metavar": "NAME[=VALUE]",
-        "help": "set NAME in the command's environment, or hand on yours",
+        "help": "set NAME in the command's environment, or pass yours on",
     },
     "--writable": {
         **EACH,
         "metavar": "FOLDER",
-        "help": "another folder where what is written comes back",
+        "help": "another folder below which files are kept",
     },
     "--install": {**FLAG, "help": "install packages that are missing, as root, by apt"},
     "--uml": {**FLAG, "help": "use the kernel that runs as a process; it has one CPU"},
     "--vm": {**FLAG, "help": "use QEMU, even where the machine has a device"},
     "--accel": {
         "choices": ("auto", "kvm", "tcg"),
-        "help": "use QEMU: under KVM where it comes up so, or always, or never",
+        "help": "use QEMU: with KVM if a guest boots with it, always with KVM, or emulated",
     },
     "--device": {
         "choices": ("rxe", "siw"),
-        "help": "the kind to make: Soft-RoCE (rxe), or Soft-iWARP (siw), which --uml has",
+        "help": "the devices in software: Soft-RoCE (rxe), or Soft-iWARP (siw), which needs --uml",
     },
     "--kernel": {
         "metavar": "VERSION",
@@ -97,12 +97,12 @@ OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "--cpus": {**NUMBER, "help": "CPUs of the guest in QEMU (2)"},
     "--virtual-time": {
         **FLAG,
-        "help": "as a process, and the clock leaps over idle time: waiting costs nothing",
+        "help": "as a process whose clock skips idle time: waiting takes no time",
     },
     "--icount": {**FLAG, "help": "for measurements, in QEMU: time counts instructions"},
     "--timeout": {**SECONDS, "help": "longest run, with the boot (none)"},
     "--boot-timeout": {**SECONDS, "help": "longest boot of the kernel (90)"},
-    "--verbose": {**FLAG, "help": "show what the guest says as it boots"},
+    "--verbose": {**FLAG, "help": "show the guest's console as it boots"},
 }
 
 
@@ -214,7 +214,7 @@ def has_device() -> bool:
 def accel(options: argparse.Namespace) -> str | None:
     if options.uml or options.virtual_time:
         if options.accel or options.vm:
-            raise LabError("--uml and --virtual-time go without --vm and --accel")
+            raise LabError("--uml and --virtual-time cannot be combined with --vm and --accel")
         return "uml"
     return options.accel or ("auto" if options.vm else None)
 

@@ -211,9 +211,9 @@ def run_in_vm(options: argparse.Namespace) -> int:
 def refuse_other_clocks(options: argparse.Namespace) -> None:
     """Virtual time is for one backend."""
     if options.icount:
-        raise LabError("--icount has a clock of its own: it goes without --virtual-time")
+        raise LabError("--icount has a clock of its own: it cannot be combined with --virtual-time")
     if options.accel != "uml" or options.mode != "vm":
-        raise LabError("--virtual-time is for a kernel that runs as a process: it goes with --uml")
+        raise LabError("--virtual-time is for a kernel that runs as a process: use it with --uml")
 
 
 # ---- the door ----------------------------------------------------------------------------
@@ -274,7 +274,9 @@ def run(options: argparse.Namespace) -> int:
 def hosts(options: argparse.Namespace) -> int:
     """Each host has a driver like this one, with a guest of less memory."""
     if options.mode != "vm":
-        raise LabError("hosts are guests of their own: without --native, and with --vm on a device")
+        raise LabError(
+            "hosts need guests: leave out --native, and on a machine with a device add --vm"
+        )
     accel, version, _ = settled(options)
     assert version is not None
     check_device(options, accel, version)

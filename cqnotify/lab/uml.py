@@ -200,7 +200,7 @@ def build(cache: Path, series: str) -> str:
 
 def build_now(cache: Path, series: str) -> str:
     if missing := [tool for tool in TOOLS if not shutil.which(tool)]:
-        raise LabError(f"to build a kernel takes {', '.join(missing)}: install that first")
+        raise LabError(f"building a kernel needs {', '.join(missing)}: install these first")
     cache.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(cache).free // 2**20
     if free < DISK_MB:

@@ -102,14 +102,14 @@ class Connection:
             has returned.
         timeout: in seconds; None waits for ever.
 
-        A small message is copied, and leaves in this turn of the event loop; this waits only until
-        the peer's program has received enough of those before. A larger one is read by the peer
-        when its program receives it, and this returns when the peer has it all.
+        A small message is copied, and sent in this iteration of the event loop; the call waits only
+        until the peer's program has received enough of the earlier ones. A larger message is read
+        by the peer when its program receives it; the call returns when the peer has all of it.
 
         Raises TimeoutError; ValueError for a message that is larger than the peer takes;
         ClosedError after close; PeerClosedError, ConnectionLostError or ProtocolError when the
-        connection is over; VerbsError (ENOMEM) where the limit of locked memory, which it names,
-        leaves no room to register the buffers.
+        connection is over; VerbsError (ENOMEM) if registering the buffers would exceed the limit of
+        locked memory, which it names.
 
         If the task is cancelled, or the time is up, before any part of the message was sent, the
         message is dropped. Otherwise it goes on, and keeps the buffers until the peer has them.
@@ -321,11 +321,11 @@ class Connection:
         await session.resources.registrations.pinning.wait_idle()
 
     def abort(self) -> None:
-        """End it at once: what is under way may be lost, and the peer gets a ConnectionLostError.
-        Twice is fine.
+        """End it at once: messages in flight may be lost, and the peer gets a ConnectionLostError.
+        A second call does nothing.
 
         May be called in any thread; while the connection's event loop runs in another one, it ends
-        in that loop's next turn.
+        in that loop's next iteration.
         """
         call_in(self._session.loop, self._session.abort)
 

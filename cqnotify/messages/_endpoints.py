@@ -51,10 +51,10 @@ async def connect(
 ) -> Connection:
     """Connect to a program that listens by `listen`.
 
-    host: an IP address (of the link, with its interface: fe80::1%eth0); or a name, or several
-        addresses: these are tried in turn, each on the device that it leads to. When one has not
-        answered within 0.25 s, the next one is tried as well, and the first to accept remains; if
-        there is none, the error has the text of each.
+    host: an IP address (a link-local one with its interface: fe80::1%eth0); or a name, or several
+        addresses: these are tried one after the other, each on the device that it leads to. If one
+        has not answered within 0.25 s, the next one is tried as well, and the first that accepts is
+        used; if none does, the error has the text of each.
     port: 1 to 65535.
     timeout: in seconds, until the connection is made; None is as long as the kernel tries.
     options: of this end; by default `ConnectionOptions()`.
@@ -292,8 +292,9 @@ class Listener:
             raise StopAsyncIteration from None
 
     def close(self) -> None:
-        """Listen no more. Connections that the program has not taken are aborted. May be called in
-        any thread; while the listener's event loop runs in another one, it ends in its next turn.
+        """Stop listening. Connections that accept() has not returned are aborted. May be called in
+        any thread; while the listener's event loop runs in another one, it ends in the loop's next
+        iteration.
         """
         call_in(self._loop, lambda: self._end(ClosedError("this listener was closed")))
 
@@ -350,9 +351,9 @@ def listen(
     host: an IP address, or a name; "0.0.0.0" and "::" are all addresses, "::" those of IPv4, too.
     port: 0 chooses one, see `Listener.local`.
     options: of this end of each connection.
-    backlog: how many connections may wait for accept(); more peers are refused. Peers that come
-        while 64 connections are being made wait for their turn; one that has not completed its
-        connection within 3 s then makes way for them.
+    backlog: how many connections may wait for accept(); further peers are refused. While 64
+        connections are being made, new peers wait; a peer that has then not completed its
+        connection within 3 s is closed to make way for them.
 
     Raises VerbsError (EADDRINUSE, EADDRNOTAVAIL) as the block is entered.
     """

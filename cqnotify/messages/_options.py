@@ -24,21 +24,20 @@ LIMITS: Final = {
 class ConnectionOptions:
     """What an end of a connection chooses for itself.
 
-    credits: how many messages the peer may send that were not received by the program yet; 2 to
-        4096.
-    eager: the bytes of memory for each of these, 256 to 1 MiB, and the most that this end copies
-        there to send it. A message that does not fit into the smaller one of both ends' is read by
-        the receiver from the sender's memory.
+    credits: how many of the peer's messages may wait for the program to receive them; 2 to 4096.
+    eager: the bytes of memory for each of these, 256 to 1 MiB, and the largest message that this
+        end copies when it sends. A message that does not fit into the smaller `eager` of both ends
+        is read by the receiver from the sender's memory.
     max_message, max_frames: the largest message that this end receives, in bytes and frames. The
         peer's send() refuses larger ones.
-    offers: how many messages that the receiver reads itself can be under way from this end; 1 to
-        1024.
-    cache: how many bytes of memory stay registered that are not in use, for all connections of the
-        same `cache` together; 0: none. Memory that a peer was to read remains readable as long.
+    offers: how many messages from this end can wait to be read by the receiver; 1 to 1024.
+    cache: how many bytes of memory stay registered while no message uses them, for all connections
+        with the same `cache` together; 0: none. A peer that was allowed to read this memory still
+        can.
     isolated: whether the connection shares registrations with no other one. Otherwise a peer that
         knows, or guesses, what was offered to another peer can read that, too. On iWARP all are.
     name: of the CQs in `cqnotify.metrics`, as "messages: sends" and "messages: receives". The
-        counters of a name stay: one for each peer is too many, unless these are few.
+        counters of a name are kept for ever: do not use a name for each peer, unless there are few.
     keepalive: in seconds: the connection is lost when the peer's device has given no sign of life
         for so long. None: only a send finds out that the peer's host is dead. Refused on iWARP.
     """
@@ -64,7 +63,7 @@ class ConnectionOptions:
 
     @property
     def receives(self) -> int:
-        """How many receives are posted: no frame of the peer ever finds none."""
+        """How many receives are posted: enough for each frame of the peer."""
         return self.credits + self.offers + SPARE
 
 

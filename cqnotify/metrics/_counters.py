@@ -74,14 +74,14 @@ class Counters:
     arms: how often they were armed.
     events: completion events that were read from their channels.
     acked: events that were acknowledged.
-    spurious: events after which the first look found no completion.
-    polls: how often the program, or an AsyncCQ, looked for completions.
+    spurious: events after which the first poll found no completion.
+    polls: how often the program, or an AsyncCQ, polled for completions.
     completions: completions that were taken from the device.
     thread_wakeups: how often a thread slept in get_event(), and was woken by an event.
     task_wakeups: how often a task slept in an AsyncCQ, and was woken with what it waited for.
     completions_per_event: how many completions were taken from each event to the next.
     thread_latency: ns from the end of a thread's sleep until it has the GIL, and the event.
-    task_latency: ns from the reading of an event until the task that it wakes goes on.
+    task_latency: ns from the reading of an event until the task that it wakes continues.
     """
 
     open: int = 0

@@ -138,11 +138,11 @@ class Endpoint:
         }
 
     def close(self) -> None:
-        """Close all of it, whatever is in flight; closing twice is fine.
+        """Close all of it, even if requests are in flight; a second call does nothing.
 
-        With the PD, unless that was given, goes what else was made from it: other MRs, QPs and the
-        like. The context and the parts that were given stay open. Raises BusyError where something
-        else still uses a part; the parts before it are closed then.
+        Closing the PD, unless it was given, also closes all other objects that were created from
+        it, such as MRs and QPs. The context and the parts that were given stay open. Raises
+        BusyError if another object still uses a part; the parts before it are closed then.
         """
         if self.pd in self._own:
             self.pd._close_all()

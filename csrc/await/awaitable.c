@@ -300,7 +300,7 @@ PyObject *cqn_lost_error(const cqn_state *st, uint8_t lost, uint32_t qp_num)
         break;
     default:
         PyErr_SetString(st->ClosedError,
-                        "the device has lost its completion: that of a later one came first");
+                        "the device has lost its completion: that of a later request came first");
     }
     return cqn_take_exception();
 }

@@ -328,7 +328,7 @@ static int choose_id(cqn_awaitable *self)
     }
     if (self->wr_id >= FIRST_OWN_ID) {
         PyErr_Format(PyExc_ValueError,
-                     "wr_id is %S: your own are 0 to 2**63 - 1, those above are chosen for you",
+                     "wr_id is %S: it must be 0 to 2**63 - 1; larger ones are chosen by cqnotify",
                      value);
         return -1;
     }

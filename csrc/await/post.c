@@ -108,7 +108,8 @@ static int check_state(const cqn_awaitable *self)
     }
     if (attr.qp_state == IBV_QPS_ERR || (attr.qp_state == IBV_QPS_SQE && !receives)) {
         cqn_verbs_error(qp->base.state, EINVAL, receives ? "ibv_post_recv" : "ibv_post_send",
-                        "QP %u is in %s: it works no more; move it to RESET and connect it anew",
+                        "QP %u is in %s and carries out no more requests: move it to RESET and "
+                        "connect it again",
                         qp->qp_num, cqn_qp_state_name(attr.qp_state));
         return -1;
     }

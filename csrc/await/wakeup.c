@@ -334,7 +334,7 @@ static PySendResult wakeup_send(PyObject *op, PyObject *Py_UNUSED(sent), PyObjec
         return PYGEN_RETURN;
     }
     if (self->blocking || self->callback != NULL) {
-        PyErr_SetString(PyExc_RuntimeError, "a Wakeup can be awaited by a task of asyncio alone");
+        PyErr_SetString(PyExc_RuntimeError, "only a task of asyncio can await a Wakeup");
         *result = NULL;
         return PYGEN_ERROR;
     }

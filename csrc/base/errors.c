@@ -39,9 +39,9 @@ int cqn_errors_init(PyObject *module, cqn_state *st)
     st->VerbsError = new_exception(
         module, "cqnotify.VerbsError",
         "VerbsError" SIGNATURE
-        "A verb failed. `errno` is its error, `verb` its name; the text says what to do. Where "
-        "work requests were posted, the first `posted` of them were; `bad_wr` is the SendWR or "
-        "RecvWR that the device refused.",
+        "A verb failed. `errno` is its error, `verb` its name; the text says what to do. If a list "
+        "of work requests was posted, the device accepted the first `posted` of them, and refused "
+        "`bad_wr`, a SendWR or RecvWR.",
         PyExc_OSError, dict);
     Py_DECREF(dict);
     if (st->VerbsError == NULL) {
@@ -50,7 +50,7 @@ int cqn_errors_init(PyObject *module, cqn_state *st)
     st->BusyError = new_exception(
         module, "cqnotify.BusyError",
         "BusyError" SIGNATURE
-        "The object can't be closed yet: others, which the text names, still need it.",
+        "The object can't be closed yet: other objects, which the text names, still need it.",
         st->VerbsError, NULL);
     st->DeviceRemovedError =
         new_exception(module, "cqnotify.DeviceRemovedError",
@@ -70,8 +70,8 @@ int cqn_errors_init(PyObject *module, cqn_state *st)
     st->AsyncEventError = new_exception(
         module, "cqnotify.AsyncEventError",
         "AsyncEventError" SIGNATURE
-        "The device reports a failure of what completions were awaited from: `event` is the "
-        "AsyncEvent.",
+        "The device reports a failure after which awaited completions may never come: `event` is "
+        "the AsyncEvent.",
         PyExc_Exception, NULL);
     return st->BusyError && st->DeviceRemovedError && st->ClosedError && st->CompletionError &&
                    st->AsyncEventError

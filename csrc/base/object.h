@@ -297,7 +297,7 @@ void cqn_dealloc(PyObject *self);
     {                                                                                        \
         "pointer", cqn_get_pointer, NULL,                                                    \
             "Address of the " type " that it wraps, for calls of C functions by ctypes.\n\n" \
-            "It is valid until close(), and nothing looks after what is done with it.",      \
+            "It is valid until close(). cqnotify does not check how it is used.",            \
             NULL                                                                             \
     }
 /* An attribute that the user may set. Without a GIL, members of T_OBJECT cannot be set safely. */

@@ -112,7 +112,7 @@ static PyObject *cm_id_join_multicast(PyObject *op, PyObject *address)
     *self->group = at;
     CALL(self, "rdma_join_multicast", CQN_CM_JOINING,
          CQN_CM(join_multicast, id, (struct sockaddr *)&at, NULL),
-         "group %R (on RoCE, kernels join groups of IPv4 alone)", address);
+         "group %R (on RoCE, the kernel joins only groups of IPv4)", address);
     self->joined = true;
     Py_RETURN_NONE;
 }

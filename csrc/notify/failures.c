@@ -308,20 +308,20 @@ static PyMethodDef watch_methods[] = {
      "read($self, /)\n--\n\n"
      "The failures since the last read(), or since the watch was made, oldest first.\n\n"
      "A list of pairs: the AsyncEvent (CQ_ERR, QP_FATAL, QP_REQ_ERR, QP_ACCESS_ERR, PATH_MIG_ERR, "
-     "SRQ_ERR, PORT_ERR, DEVICE_FATAL), and a list of the open CQs in which completions may be "
-     "missing for it, or come late (PORT_ERR), or None: in all of the device. A failure that "
-     "happens several times may come once; one of an object that was closed meanwhile does not "
-     "come. Never sleeps. get_async_event() still returns each report, and get_event() still "
-     "raises it. DeviceRemovedError when the device has gone, after what came before; stop "
-     "watching then: fileno() stays readable.\n\n"
+     "SRQ_ERR, PORT_ERR, DEVICE_FATAL), and a list of the open CQs in which completions may now "
+     "be missing, or late (PORT_ERR); None stands for all CQs of the device. A failure that "
+     "happens several times may be returned once. A failure of an object that was closed "
+     "meanwhile is not returned. Never sleeps. get_async_event() still returns each report, and "
+     "get_event() still raises it. Raises DeviceRemovedError when the device has gone, after all "
+     "earlier failures were returned; stop watching then, because fileno() stays readable.\n\n"
      "Wraps ibv_get_async_event(3)."},
     {"fileno", watch_fileno, METH_NOARGS,
      "fileno($self, /)\n--\n\n"
      "The file descriptor, readable when read() has something to do, for select, poll and event "
      "loops.\n\n"
-     "That is when the device has reports that nobody has read, or somebody has read a failure "
-     "since the last read() of this watch. That reports wait for get_async_event() does not count. "
-     "It is not the device's own: do not read from it."},
+     "It is readable while the device has unread reports, or if a failure was read, by any call, "
+     "since the last read() of this watch; not because reports wait for get_async_event(). It is "
+     "not the device's own: do not read from it."},
     {"_dup", watch_dup, METH_NOARGS, cqn_dup_doc},
     CQN_OBJECT_METHODS(cqn_close_doc),
     {NULL, NULL, 0, NULL},
@@ -339,9 +339,9 @@ static PyType_Slot watch_slots[] = {
     {Py_tp_doc, "FailureWatch(context)\n--\n\n"
                 "Notifies an event loop of the device's failures, without consuming them.\n\n"
                 "context: the Context of the device.\n\n"
-                "Wait until fileno() is readable, then call read(). Each of any number of\n"
-                "watches returns all failures that are read, by it or by others, after it was\n"
-                "made."},
+                "Wait until fileno() is readable, then call read(). A context can have any\n"
+                "number of watches: each returns all failures since it was created, whichever\n"
+                "call read them from the device."},
     {Py_tp_new, watch_new},
     {Py_tp_repr, cqn_repr},
     {Py_tp_traverse, cqn_traverse},

@@ -277,7 +277,7 @@ static PyMemberDef array_members[] = {
 static PyType_Slot array_slots[] = {
     {Py_tp_doc,
      "WCArray(capacity)\n--\n\n"
-     "Room for completions, for CQ.poll_into().\n\n"
+     "An array of completions, which CQ.poll_into() fills.\n\n"
      "capacity: how many, from 1 on.\n\n"
      "As a sequence it has the completions of the last call, as WorkCompletions; a slice is a\n"
      "list of them. As a read-only buffer it has `capacity` rows with the fields of ibv_wc,\n"

@@ -517,8 +517,8 @@ CQN_RARE static PyObject *cq_get_engine(PyObject *op, void *Py_UNUSED(unused))
 }
 
 static PyStructSequence_Field stats_fields[] = {
-    {"events", "completion events that were got"},
-    {"acked", "events that were acked"},
+    {"events", "completion events that were read"},
+    {"acked", "events that were acknowledged"},
     {"arms", "how often it was armed"},
     {"polls", "how often it was polled"},
     {"completions", "completions that were delivered"},
@@ -633,11 +633,12 @@ static PyMethodDef cq_methods[] = {
      "Wraps ibv_ack_cq_events(3)."},
     {"resize", (PyCFunction)(void (*)(void))cq_resize, METH_FASTCALL | METH_KEYWORDS,
      "resize($self, /, cqe)\n--\n\n"
-     "Change the room for completions; those in the CQ stay.\n\n"
-     "cqe: how many it must have room for, from 1 to the device's max_cqe.\n\n"
-     "A thread in get_event() and a task in an AsyncCQ sleep on, and are woken to look where\n"
-     "completions are in it; a loop of your own looks after this. Raises VerbsError if the CQ\n"
-     "holds more than that, or the device can't resize it.\n\n"
+     "Change the number of entries; the completions in the CQ are kept.\n\n"
+     "cqe: how many it must have at least, from 1 to the device's max_cqe.\n\n"
+     "Some devices disarm the CQ. So it is armed again if a thread in get_event() or a task of\n"
+     "an AsyncCQ waits, which is woken if there are completions; a loop of your own must poll\n"
+     "after this call. Raises VerbsError if the CQ holds more completions than that, or the\n"
+     "device can't resize it.\n\n"
      "Wraps ibv_resize_cq(3) and ibv_req_notify_cq(3)."},
     {"modify", (PyCFunction)(void (*)(void))cq_modify, METH_FASTCALL | METH_KEYWORDS,
      "modify($self, /, cq_count, cq_period)\n--\n\n"
@@ -676,7 +677,7 @@ static PyGetSetDef cq_getset[] = {
      (void *)offsetof(cqn_cq, comp_vector)},
     {"wc_flags", cq_get_wc_flags, NULL,
      "The fields that its completions have, WCExFlags; None: those of ibv_wc.", NULL},
-    {"unacked", cqn_get_u32, NULL, "Events that were got and not yet acked.",
+    {"unacked", cqn_get_u32, NULL, "Events that were read and not yet acknowledged.",
      (void *)offsetof(cqn_cq, unacked)},
     {"stats", cq_get_stats, NULL, "What it counted since it was made; also after close().", NULL},
     CQN_OBJECT_GETSET,
@@ -694,7 +695,7 @@ static PyType_Slot cq_slots[] = {
      "parent_domain=None, name='', create_flags=0)\n--\n\n"
      "A completion queue.\n\n"
      "context: the Context.\n"
-     "cqe: how many completions it must have room for, from 1 to the device's max_cqe; the\n"
+     "cqe: how many entries it must have at least, from 1 to the device's max_cqe; the\n"
      "    attribute says how many it has.\n"
      "channel: the CompletionChannel for its events, of the same context: see req_notify().\n"
      "    None: it raises none.\n"

@@ -11,14 +11,14 @@
 
 static const char no_device[] =
     "this machine has no RDMA device. Hardware needs its driver, and its provider of libibverbs "
-    "(packages rdma-core and ibverbs-providers); a software device is made, by root, by \"modprobe "
-    "rdma_rxe\" and \"rdma link add rxe0 type rxe netdev eth0\"; and where neither can be, "
-    "\"cqnotify lab run -- COMMAND\" runs a program on a Linux kernel of its own that has two";
+    "(packages rdma-core and ibverbs-providers); root creates a software device by \"modprobe "
+    "rdma_rxe\" and \"rdma link add rxe0 type rxe netdev eth0\"; without either, \"cqnotify lab "
+    "run -- COMMAND\" runs a program on a Linux kernel with two of these";
 
 /* The kernel has a device, and no class of devices for programs. */
 static const char no_uverbs[] =
-    "the kernel has %U, but offers it to no program, as /sys/class/infiniband_verbs is empty: load "
-    "the module ib_uverbs, by \"modprobe ib_uverbs\"";
+    "the kernel has %U, but programs cannot use it, because /sys/class/infiniband_verbs is empty: "
+    "load the module ib_uverbs, by \"modprobe ib_uverbs\"";
 
 /* The kernel has a device that libibverbs does not list. */
 static const char no_provider[] =
@@ -253,7 +253,7 @@ CQN_RARE static void *refuse_renamed(cqn_state *st, const struct ibv_device *dev
     name_now(device, now);
     return cqn_verbs_error(st, ESTALE, "ibv_open_device",
                            "%s was called %s when this process first listed the devices, and "
-                           "libibverbs goes on to look for it by that name: start the program anew",
+                           "libibverbs still looks for it by that name: restart the program",
                            now, device->name);
 }
 

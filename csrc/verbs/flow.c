@@ -68,7 +68,7 @@ static int check_specs(flow_args *a, Py_ssize_t length)
         memcpy(&head, at, left < 6 ? (size_t)left : 6);
         const uint16_t size = size_of_spec(head.type);
         if (size == 0 || size != head.size || size > left || n == MAX_SPECS) {
-            PyErr_Format(PyExc_ValueError, "specs: number %d is none that a Flow takes", n + 1);
+            PyErr_Format(PyExc_ValueError, "specs[%d] is no spec that a Flow takes", n);
             return -1;
         }
         at += size;

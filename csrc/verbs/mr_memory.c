@@ -210,8 +210,7 @@ static const char *unpinnable_hint(const cqn_memory *memory)
         return "before Linux 6.2, memory that is read-only and shared can't be registered (an mmap "
                "of PROT_READ): map it with MAP_PRIVATE or writable, or copy it, bytes(buffer)";
     }
-    return "not all of it is there to be pinned: does the file that is mapped reach to its end? "
-           "From "
+    return "the kernel can't pin all of it: is it a mapping that is longer than its file? From "
            "Linux 6.5 on a file that is mapped shared and writable must be on tmpfs or hugetlbfs: "
            "else map it with MAP_PRIVATE";
 }
@@ -376,7 +375,8 @@ static int check_change(cqn_mr *self, const change *c)
         return -1;
     }
     if (c->buffer != NULL && self->exports > 0) {
-        PyErr_SetString(PyExc_BufferError, "there are memoryviews of this MR: its memory stays");
+        PyErr_SetString(PyExc_BufferError,
+                        "this MR has memoryviews: release them before you change its memory");
         return -1;
     }
     if (c->buffer == NULL && self->memory.view.obj != NULL && self->memory.view.readonly &&

@@ -492,8 +492,8 @@ static void refuse_provider(cqn_object *qp, uint64_t ops)
 {
     const bool flush = ops & CQN_QP_EX_WITH_FLUSH;
     cqn_verbs_error(qp->state, EOPNOTSUPP, "ibv_create_qp_ex",
-                    "%s: %s has it, but not its provider of this libibverbs; that of Soft-RoCE has "
-                    "it from rdma-core %d on",
+                    "%s: %s has it, but its provider in this libibverbs does not; the provider of "
+                    "Soft-RoCE has it from rdma-core %d on",
                     flush ? "flush" : "atomic_write", cqn_device_name(qp), flush ? 47 : 44);
 }
 

@@ -200,7 +200,7 @@ static const char *modify_hint(const refusal *why)
     case EINVAL:
         return why->draining
                    ? "the send queue is still draining: wait until the device reports SQ_DRAINED, "
-                     "or until sq_draining of query() is 0; only the way to ERR is open before"
+                     "or until sq_draining of query() is 0; before that it can only go to ERR"
                : why->mask & IBV_QP_ALT_PATH
                    ? "a value is wrong, or the port is of RoCE, which has no alternate path"
                    : "a value is wrong, or the peer's GID can't be reached from ours";

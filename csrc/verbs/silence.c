@@ -207,8 +207,8 @@ CQN_RARE static PyObject *about_qp(const wait_scope *scope, const cqn_qp *qp, su
     const size_t sends = sends_of(scope, qp), receives = receives_of(scope, qp);
     switch (most) {
     case FAILED:
-        return PyUnicode_FromFormat("QP %u is in ERR, and works no more: move it to RESET and "
-                                    "connect it anew",
+        return PyUnicode_FromFormat("QP %u is in ERR and carries out no more requests: move it to "
+                                    "RESET and connect it again",
                                     number);
     case UNANSWERED:
         return about_unanswered(scope, qp);

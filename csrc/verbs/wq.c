@@ -134,7 +134,7 @@ static struct ibv_wq *create_wq(cqn_wq *self, struct ibv_wq_init_attr *attr)
     CQN_CREATING(CQN_OBJ(self), wq = ibv_create_wq(device, attr); err = errno);
     if (wq == NULL) {
         cqn_verbs_error(self->base.state, err, "ibv_create_wq",
-                        "a queue of receives alone, max_wr=%u, max_sge=%u, create_flags=0x%x",
+                        "a queue of receives, max_wr=%u, max_sge=%u, create_flags=0x%x",
                         attr->max_wr, attr->max_sge, attr->create_flags);
     }
     return wq;

@@ -95,8 +95,8 @@ static PyMemberDef xrcd_members[] = {CQN_OBJECT_MEMBERS, {NULL, 0, 0, 0, NULL}};
 static PyType_Slot xrcd_slots[] = {
     {Py_tp_doc,
      "XRCD(context, *, fd=None, oflags=64)\n--\n\n"
-     "A domain of extended reliable connections (XRC): its XRC_RECV queue pairs bring messages\n"
-     "to those of its SRQs that the messages name.\n\n"
+     "A domain of extended reliable connections (XRC): its XRC_RECV queue pairs deliver each\n"
+     "message to the SRQ of the domain that the message names.\n\n"
      "context: the Context.\n"
      "fd: a file, by its descriptor or an object that has one: processes that give the same\n"
      "    file share the domain. None: it is private.\n"

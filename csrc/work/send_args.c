@@ -523,7 +523,7 @@ int cqn_send_check_window(const cqn_send *send)
 {
     if (send->opcode->does == CQN_WR_BINDS &&
         ((const cqn_mw *)send->sg.pinned[0])->type == IBV_MW_TYPE_1) {
-        PyErr_SetString(PyExc_ValueError, "mw is of type 1: that is bound by QP.bind_mw() alone");
+        PyErr_SetString(PyExc_ValueError, "mw is of type 1: only QP.bind_mw() binds it");
         return -1;
     }
     return 0;

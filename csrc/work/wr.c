@@ -31,8 +31,8 @@ int cqn_wr_is_alone(const char *const *names, PyObject *const *in)
     for (int i = 1; names[i] != NULL; i++) {
         if (in[i] != NULL) {
             PyErr_Format(PyExc_TypeError,
-                         "%s was given, but a work request that was built before comes alone: it "
-                         "has all its arguments (its wr_id can be set)",
+                         "%s was given, but a work request that was built before has all its "
+                         "arguments: pass it alone (its wr_id can be set)",
                          names[i]);
             return -1;
         }
@@ -62,9 +62,10 @@ PyObject *cqn_wr_list(PyObject *value, PyTypeObject *type)
             PyTuple_SET_ITEM(list, i, Py_NewRef(item));
             continue;
         }
-        PyErr_Format(PyExc_TypeError,
-                     "[%zd] of the list is a %s: what begins with a %s has nothing else in it", i,
-                     Py_TYPE(item)->tp_name, type->tp_name);
+        PyErr_Format(
+            PyExc_TypeError,
+            "[%zd] of the list is a %s: a list that begins with a %s must have nothing else", i,
+            Py_TYPE(item)->tp_name, type->tp_name);
         Py_CLEAR(list);
     }
     return list;

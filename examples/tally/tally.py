@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A number that other processes count up by RDMA, without disturbing the process that has it."""
+"""A number that other processes increment by RDMA atomics, without any work of its own process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cqnotify import MR, QP, WROpcode
 class Tally:
     """The number at an address of a queue pair's peer: 8 bytes in the byte order of the machine.
 
-    qp: is connected (RC); its peer permits REMOTE_ATOMIC. Its send CQ has a channel.
+    qp: a connected RC queue pair, whose peer permits REMOTE_ATOMIC. Its send CQ has a channel.
     mr: at least 8 bytes of our own, into which the device writes.
     addr, rkey: where the number is, a multiple of 8.
     """
@@ -23,7 +23,7 @@ class Tally:
     def add(self, n: int = 1, timeout: float = 5.0) -> int:
         """Add n to the number, and return what it was before.
 
-        Raises CompletionError if the peer is gone or refuses, TimeoutError if nothing is heard.
+        Raises CompletionError if the peer is gone or refuses, TimeoutError if it does not answer.
         """
         self.qp.post_send(
             self.mr[0:8],

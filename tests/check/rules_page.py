@@ -47,7 +47,7 @@ def _explained(rule: Rule) -> Iterator[str]:
 
 def _line(label: str, texts: Texts) -> str:
     cited = " ".join(f"{line}" for line in texts.cite())
-    return f"- {label}{texts.why} {cited} **Mend:** {texts.mend}".replace("  ", " ")
+    return f"- {label}{texts.why} {cited} **What to do:** {texts.mend}".replace("  ", " ")
 
 
 if __name__ == "__main__":

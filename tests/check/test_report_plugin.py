@@ -131,7 +131,7 @@ def test_a_python_without_the_observer_is_an_error(suite: pytest.Pytester) -> No
 def test_pytest_has_to_be_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugin, "find_observer", stand_in)
     monkeypatch.delenv("LD_AUDIT", raising=False)
-    with pytest.raises(NotObservedError, match="^pytest has to be the program for that"):
+    with pytest.raises(NotObservedError, match="^start pytest itself"):
         observe([*sys.argv[1:], "more"])
 
 

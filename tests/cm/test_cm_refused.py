@@ -72,7 +72,7 @@ def test_an_address_of_the_link_is_bound_with_its_interface(ctx: Context) -> Non
     """Each interface can have it; the kernel says EINVAL."""
     whole = link_local(ctx)
     host = whole.partition("%")[0]
-    words = f"{host} is an address of the link, .* add the interface, as in {whole}"
+    words = f"{host} is a link-local address, .* add the interface, as in {whole}"
     qp = Side(ctx).qp
     calls: list[Callable[[], object]] = [
         lambda: asyncio.run(listen(host, 0)),

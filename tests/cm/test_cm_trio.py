@@ -130,7 +130,7 @@ async def test_a_cancelled_scope_ends_a_wait(ctx: Context, on: Flavor, call: str
         if request is not None:
             await check_gone(ctx, request)
             if is_iwarp(ctx):  # whose QPs try once
-                with pytest.raises(ValueError, match=r"is in ERR: .* so take a new QP$"):
+                with pytest.raises(ValueError, match=r"is in ERR: .* so use a new QP$"):
                     await cm.connect(side.qp, *ends.listener.local)
                 side = Side(ctx)
         again = await sleeping(on, start, lambda: cm.connect(side.qp, *ends.listener.local))

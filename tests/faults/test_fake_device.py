@@ -315,7 +315,7 @@ def test_raw_packets_come_and_go(able: Context, pd: PD, cq: CQ) -> None:
         with pytest.raises(ValueError, match="is not possible on a RAW_PACKET QP"):
             qp.post_send(mr[0:4], remote_addr=0, rkey=0, **more)  # type: ignore[arg-type]
     for wrong in ({"access": 1}, {"pkey_index": 1}, {"qkey": 1}):
-        with pytest.raises(ValueError, match="means nothing to a QP of type RAW_PACKET"):
+        with pytest.raises(ValueError, match="has no meaning for a QP of type RAW_PACKET"):
             raw(pd, cq).to_init(**wrong)  # type: ignore[arg-type]
 
 

@@ -87,7 +87,7 @@ def test_what_the_process_does_not_have_is_an_error_where_it_was_asked_for(cache
     built(cache)
     with pytest.raises(LabError, match="--uml has one CPU, not 2"):
         engine_of(cache, accel="uml", cpus=2)
-    with pytest.raises(LabError, match="it goes without --uml"):
+    with pytest.raises(LabError, match="it cannot be combined with --uml"):
         engine_of(cache, accel="uml", icount=True)
 
 

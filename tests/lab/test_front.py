@@ -54,7 +54,10 @@ def drivers(monkeypatch: pytest.MonkeyPatch) -> list[argparse.Namespace]:
         ("run --mem lots true", "argument --mem: invalid int value: 'lots'"),
         ("run --mem", "argument --mem: expected one argument"),
         ("run --device mlx5 true", "argument --device: invalid choice: 'mlx5'"),
-        ("run --uml --vm true", "--uml and --virtual-time go without --vm and --accel"),
+        (
+            "run --uml --vm true",
+            "--uml and --virtual-time cannot be combined with --vm and --accel",
+        ),
         ("run --kernel ./no/linux true", "--kernel ./no/linux: there is no such file, or it is no"),
         ("run --writable /no/folder true", "--writable: there is no folder /no/folder"),
         ("shell now", "shell takes no argument 'now'"),

@@ -151,7 +151,8 @@ def test_a_queue_pair_that_the_device_has_moved_to_err(alone: Pair) -> None:
     assert wait_completions(a.send_cq)[0].status == WCStatus.REM_ACCESS_ERR
     with pytest.raises(TimeoutError) as e:
         wait_completions(a.send_cq, timeout=0)
-    dead = f"QP {a.qp.qp_num} is in ERR, and works no more: move it to RESET and connect it anew"
+    dead = f"QP {a.qp.qp_num} is in ERR and carries out no more requests: "
+    dead += "move it to RESET and connect it again"
     assert str(e.value).endswith(f"; {dead}")
 
 

@@ -332,7 +332,7 @@ def test_a_client_whose_server_stands_still_says_so() -> None:
     # The second is said if the server was stopped before it was ready to begin.
     assert err in {
         "cqnotify: nothing came for 6 s\n",
-        "cqnotify: the peer said nothing for 6 s\n",
+        "cqnotify: the peer sent nothing for 6 s\n",
     }
 
 

@@ -374,7 +374,7 @@ def test_the_figures_beside_the_alternatives_are_what_was_measured() -> None:
         computing(),
         importing(*LIBRARIES),
     ]
-    rows = rows_of("README.md", "Beside the alternatives")
+    rows = rows_of("README.md", "Compared with the alternatives")
     assert [row[1:] for row in rows[: len(wanted)]] == wanted
 
 

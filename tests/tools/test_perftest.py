@@ -237,7 +237,7 @@ def test_a_server_that_says_nothing_is_refused_in_words(
     listener: socket.socket, port: int, capsys: Capture
 ) -> None:
     args = ("--perftest", "--timeout", "1", "-p", str(port), "127.0.0.1")
-    assert refusal(capsys, 1, "latency", *args) == "cqnotify: the peer said nothing for 1 s\n"
+    assert refusal(capsys, 1, "latency", *args) == "cqnotify: the peer sent nothing for 1 s\n"
 
 
 @pytest.mark.parametrize(

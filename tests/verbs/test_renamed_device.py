@@ -77,7 +77,7 @@ def test_after_two_names_were_swapped_the_wrong_device_is_not_opened(
     assert len(opened) == 3
     assert f"{ctx.name} was called {ctx2.name} when this process first listed" in opened[0]
     assert f"{ctx2.name} was called {ctx.name} when this process first listed" in opened[1]
-    assert "start the program anew" in opened[2]
+    assert "restart the program" in opened[2]
 
 
 def test_a_new_process_opens_the_device_that_has_the_name_now(

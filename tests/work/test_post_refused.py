@@ -354,12 +354,12 @@ def test_a_request_comes_without_other_arguments(pair: Pair) -> None:
     for send in (SendWR(), [SendWR()]):
         for other in ({"wr_id": 1}, {"opcode": 2}, {"imm_data": None}):
             (name,) = other
-            with pytest.raises(TypeError, match=f"{name} was given, but .* comes alone"):
+            with pytest.raises(TypeError, match=f"{name} was given, but .* pass it alone"):
                 a.qp.post_send(send, **other)
     srq = SRQ(a.pd, 4)
     for receive in (RecvWR(), [RecvWR()]):
         for post in (a.qp.post_recv, srq.post_recv):
-            with pytest.raises(TypeError, match="wr_id was given, but .* comes alone"):
+            with pytest.raises(TypeError, match="wr_id was given, but .* pass it alone"):
                 post(receive, wr_id=1)
     assert (outstanding(a.qp), srq.outstanding) == ((0, 0), 0)
 

@@ -95,7 +95,7 @@ def unfit_for_rdma_cm(args: argparse.Namespace, flags: Mapping[str, str]) -> str
     """
     for name, flag in flags.items():
         if args.rdma_cm and name != "rdma_cm" and getattr(args, name) is not None:
-            return f"{flag} means nothing to {flags['rdma_cm']}: the address decides on it"
+            return f"{flag} has no effect with {flags['rdma_cm']}: the address determines it"
     return None
 
 

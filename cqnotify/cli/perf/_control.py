@@ -138,7 +138,7 @@ class Control:
         end = None if timeout is None else time.monotonic() + timeout
         while (message := self.poll()) is None:
             if end is not None and time.monotonic() > end:
-                raise TimeoutError(f"the peer said nothing for {timeout:g} s")
+                raise TimeoutError(f"the peer sent nothing for {timeout:g} s")
             self._nap()
         return message
 

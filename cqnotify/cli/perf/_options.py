@@ -41,14 +41,14 @@ DESCRIPTION: Final = """\
 {what}
 Without HOST the command is the server, else the client of the server there. Options have the names
 of perftest's where they mean the same. Both ends need the same operation, sizes, numbers and
-depths, and say so if they differ. Each end may sleep or poll. With --perftest the other end is a
-program of perftest, which does not say what it was told.
+depths, and report it if they differ. Each end may sleep or poll. With --perftest the other end is a
+program of perftest, which does not compare the options.
 
 The ends find each other over TCP, without encryption or authentication. A server listens on the
 loopback interface by default.
 
 With --rdma_cm, rdma_cm connects them: HOST is an address of an interface that has an RDMA device,
-and chooses the devices. A server listens on all addresses by default.
+and determines the devices. A server listens on all addresses by default.
 """
 
 
@@ -83,7 +83,7 @@ def add_options(
     parser.add_argument(
         *("-F", "--CPU-freq"),
         action="store_true",
-        help="means nothing, and is accepted since scripts for perftest have it",
+        help="no effect; accepted because scripts for perftest pass it",
     )
     add_plot(parser, "the figures")
     return parser

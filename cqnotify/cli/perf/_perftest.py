@@ -78,7 +78,7 @@ class Perftest:
         except ConnectionError as e:
             raise PeerGoneError(GONE) from e
         except TimeoutError as e:
-            raise CommandError(f"the peer said nothing for {self._plan.timeout:g} s") from e
+            raise CommandError(f"the peer sent nothing for {self._plan.timeout:g} s") from e
         return answer
 
     def _read(self, n: int) -> bytes:

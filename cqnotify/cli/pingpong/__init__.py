@@ -31,17 +31,17 @@ from ._report import save_plot
 
 DESCRIPTION: Final = """\
 Ping-pong latency test. Without HOST the command is the server, else the client of the server there.
-Either end may be ibv_rc_pingpong, ibv_uc_pingpong, ibv_ud_pingpong or ibv_srq_pingpong, by --type.
-Both ends need the same --type, --size, --mtu, --iters and --num-qp. On RoCE, rdma-core's programs
-need -g with a GID of the same kind as ours: both IPv4, or both link-local. "cqnotify devices" lists
-the GIDs; ours is by default the first RoCE v2 one.
+Depending on --type, the other end may be ibv_rc_pingpong, ibv_uc_pingpong, ibv_ud_pingpong or
+ibv_srq_pingpong. Both ends need the same --type, --size, --mtu, --iters and --num-qp. On RoCE,
+rdma-core's programs need -g with a GID of the same kind as ours: both IPv4, or both link-local.
+"cqnotify devices" lists the GIDs; ours is by default the first RoCE v2 one.
 
 The addresses of the queue pairs are exchanged over TCP, without encryption or authentication. A
 server listens on the loopback interface by default.
 
 With --rdma-cm both ends are cqnotify's, of type rc or ud, and rdma_cm connects them: HOST is an
-address of an interface that has an RDMA device, and chooses the devices. A server listens on all
-addresses by default, and turns away a client with another --size, --iters or --chk.
+address of an interface that has an RDMA device, and determines the devices. A server listens on all
+addresses by default, and rejects a client with another --size, --iters or --chk.
 """
 BY_RDMA_CM: Final = ("rc", "ud")
 CHOSEN: Final = {  # by rdma_cm, which has the last one
@@ -138,7 +138,7 @@ def _refuse_combinations(args: argparse.Namespace) -> None:
     elif args.num_qp is not None and args.num_qp >= SRQ_RECORDS:
         wrong = f"--num-qp is {args.num_qp}: it must be below {SRQ_RECORDS}"
     elif args.path_mtu is not None and args.service == "ud":
-        wrong = "--mtu means nothing to --type ud: a message is one packet"
+        wrong = "--mtu has no effect with --type ud: a message is one packet"
     wrong = wrong or unfit(args)
     if wrong:
         raise CommandError(wrong, USAGE)
