@@ -133,7 +133,7 @@ def test_requests_that_bind_are_checked_when_they_are_built(mw_pair: Pair) -> No
     mw = MW(owner.pd, MWType.TYPE_2)
     good: dict[str, Any] = {"opcode": WROpcode.BIND_MW, "mw": mw, "access": READ}
     for changes, message in (
-        ({"mw": MW(owner.pd)}, "mw is of type 1: that is bound by QP.bind_mw"),
+        ({"mw": MW(owner.pd)}, r"mw is of type 1: only QP.bind_mw\(\) binds it"),
         ({"access": MW_BIND}, "access is 0x10"),
         ({"rkey": mw.rkey ^ 0x100}, "only the last byte can be chosen"),
     ):
