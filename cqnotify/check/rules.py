@@ -109,8 +109,8 @@ ORDER: Final = (
 AFTER_ARM: Final = Texts(
     "Only a completion that is added after the arm raises an event. One that is added between the "
     "last poll and the arm raises none: it stays in the CQ until somebody polls.",
-    "After ibv_req_notify_cq(), poll once more until ibv_poll_cq() returns 0, and only then sleep. "
-    + ORDER,
+    "After ibv_req_notify_cq(), poll once more. If that finds a completion, handle it and begin "
+    "again; sleep only if it finds none. " + ORDER,
     (NEW_ENTRY,),
 )
 ARM_AGAIN: Final = Texts(
