@@ -46,7 +46,7 @@ class Endpoint:
     cqe: the entries of each CQ.
     one_cq: whether one CQ serves both directions.
     pd, channel, send_cq, recv_cq, mr: objects to use instead of new ones. So several ends can share
-        parts; close() leaves these open. An `mr` needs its PD as `pd`.
+        parts; close() leaves these open. With an `mr`, `pd` is its PD by default.
     qp: the other parameters of QP(); its queues hold 64 work requests by default.
 
     `connect()` connects two of them, the method an end to a peer elsewhere. `to_peer` then is what
@@ -97,7 +97,7 @@ class Endpoint:
                 self._own.insert(0, part)  # in the order of closing
                 return opened.enter_context(part)
 
-            self.pd = pd or own(PD(ctx))
+            self.pd = pd or (own(PD(ctx)) if mr is None else mr.pd)
             self.channel = channel or own(CompletionChannel(ctx))
             self.send_cq = send_cq or own(CQ(ctx, cqe, channel=self.channel))
             if recv_cq is None and one_cq:

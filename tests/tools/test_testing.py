@@ -164,6 +164,19 @@ def test_ends_share_the_parts_that_they_are_given(ctx: Context) -> None:
         assert not a.send_cq.closed
 
 
+def test_an_end_uses_the_pd_of_the_memory_that_it_is_given(ctx: Context) -> None:
+    with PD(ctx) as pd, MR(pd, 64, access=AccessFlags.LOCAL_WRITE) as mr:
+        with Endpoint(ctx, mr=mr) as a, Endpoint(ctx) as b:
+            assert (a.pd, a.qp.pd, a.mr) == (pd, pd, mr)
+            connect(a, b)
+            a.qp.post_recv(mr)
+            b.mr.write(b"into it")
+            b.qp.post_send(b.mr[:7])
+            wait_completions(a.recv_cq)
+            assert mr.read(7) == b"into it"
+        assert (mr.closed, pd.closed) == (False, False)
+
+
 def test_an_end_receives_from_an_srq(ctx: Context) -> None:
     pd = PD(ctx)
     srq = SRQ(pd, 4)
