@@ -130,8 +130,14 @@ def _write_all(args: argparse.Namespace, recordings: list[Recording]) -> None:
         _write(args.chrome, lambda: json.dumps(trace.chrome(timeline)))
     if not args.summary:
         output = args.output or Path(DEFAULT_OUTPUT)
-        draw = trace.picture if output.suffix == ".svg" else trace.page
-        _write(output, lambda: draw(timeline))
+        if output.suffix != ".svg":
+            _write(output, lambda: trace.page(timeline))
+            return
+        try:
+            _write(output, lambda: trace.picture(timeline))
+        except trace.TraceError:  # a page has no limit, and the records of this run end with it
+            _write(output.with_suffix(".html"), lambda: trace.page(timeline))
+            raise
 
 
 def _write(path: Path, make: Callable[[], str]) -> None:

@@ -124,7 +124,10 @@ def test_what_cannot_be_written(folder: Path, capsys: Capture, option: str) -> N
 def test_a_picture_of_too_much(folder: Path, capsys: Capture) -> None:
     many(1000).write(folder)
     assert main(["trace", "--from", str(folder), "-o", "a.svg"]) == 1
-    assert "up to 400 marks" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "up to 400 marks" in err
+    assert "cqnotify: wrote a.html" in err  # in its place: a run cannot be repeated
+    assert Path("a.html").read_text().startswith("<!DOCTYPE html>")
     assert not Path("a.svg").exists()
 
 

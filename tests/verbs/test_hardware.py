@@ -106,7 +106,11 @@ REFUSED: dict[str, tuple[Call, str, str]] = {
         "ibv_create_counters",
         "counters of flows",
     ),
-    "WQ": (lambda ctx, pd, cq: WQ(pd, cq), "ibv_create_wq", "a queue of receives, max_wr=16, max_sge=1"),
+    "WQ": (
+        lambda ctx, pd, cq: WQ(pd, cq),
+        "ibv_create_wq",
+        "a queue of receives, max_wr=16, max_sge=1",
+    ),
     "RwqIndTable": (
         lambda ctx, pd, cq: RwqIndTable(ctx, []),
         "ibv_create_rwq_ind_table",

@@ -74,7 +74,9 @@ def test_a_mapping_beyond_the_end_of_its_file_is_refused_with_what_to_do(pd: PD)
         file.truncate(8192)
         with mmap.mmap(file.fileno(), 8192) as m:
             file.truncate(0)
-            with pytest.raises(VerbsError, match="is it a mapping that is longer than its file") as e:
+            with pytest.raises(
+                VerbsError, match="is it a mapping that is longer than its file"
+            ) as e:
                 MR(pd, m)
             assert e.value.errno == errno.EFAULT
 

@@ -51,7 +51,10 @@ def test_a_device_has_it_or_says_what_lacks_it(ctx: Context, pd: PD, cq: CQ) -> 
     there = bool(ctx.query_device_ex().device_cap_flags_ex & DeviceCapFlags.FLUSH_GLOBAL)
     assert not is_rxe(ctx) or there == (kernel() >= (6, 3))
     why = refusal(pd, cq)
-    assert not why or ("but its provider in this libibverbs does not" if there else "lack FLUSH_GLOBAL") in why
+    assert (
+        not why
+        or ("but its provider in this libibverbs does not" if there else "lack FLUSH_GLOBAL") in why
+    )
     cq.close()
     pd.close()
 
