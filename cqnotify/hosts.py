@@ -431,9 +431,9 @@ class Hosts(Sequence[Host]):
             host._went()
 
     def reset(self, seed: int | None = None) -> None:
-        """Return to the initial state: no program, no fault, every host up, random numbers anew.
+        """Return to the initial state: all hosts up, no program, no fault, a new random sequence.
 
-        seed: that of the random numbers; by default the same as before.
+        seed: the seed of that sequence; by default the same as before.
         """
         self.seed = self.seed if seed is None else seed
         for host in self:

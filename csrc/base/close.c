@@ -12,7 +12,7 @@
  *   4. take the handle out of the object, release the GIL, destroy the handle, take the GIL;
  *   5. unlink the object from the context, release what it kept, and finally the objects that it
  *      used.
- * Other threads run during step 3, so the steps start anew after it.
+ * Other threads run during step 3, so close() then repeats the steps from the first one.
  */
 
 #include "base/object.h"

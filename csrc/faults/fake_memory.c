@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* The memory of the fake device. Device memory, dma-bufs and null MRs are memory of this process,
  * registered as usual, so messages are really stored there. A parent domain is its PD under another
- * address; an imported object is created anew. The arguments of each call are recorded as text. */
+ * address; an import creates a new object. The arguments of each call are recorded as text. */
 
 #include "base/base.h"
 #include "faults/fake_device.h"

@@ -28,8 +28,8 @@ static size_t count_ready(cqn_cq *self, size_t max, bool only_ok)
 }
 
 /* Returns a new list with space for all completions to return. Its creation can run the garbage
- * collector, and so code that polls this CQ or closes it; if fewer are left then, it starts
- * anew. */
+ * collector, and so code that polls this CQ or closes it; if that took completions, the
+ * function creates another list. */
 static PyObject *new_list(cqn_cq *self, size_t max, bool only_ok)
 {
     for (;;) {

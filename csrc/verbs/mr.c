@@ -477,7 +477,7 @@ static PyMethodDef mr_methods[] = {
      "Wraps ibv_alloc_null_mr(3)."},
     {"rereg", (PyCFunction)(void (*)(void))cqn_mr_rereg, METH_FASTCALL | METH_KEYWORDS,
      "rereg($self, /, buffer=None, *, pd=None, access=None)\n--\n\n"
-     "Register it anew; what is not given stays as it is.\n\n"
+     "Change the registration; a parameter that is not given keeps its value.\n\n"
      "buffer: the new memory, a buffer or a length in bytes, as for MR(). It is pinned, and\n"
      "    the old one released once the device is done with it.\n"
      "pd: the PD that it is to belong to.\n"
