@@ -17,7 +17,6 @@ copies it.
 
 The files, from above:
     _endpoints.py       connect(), listen() and Listener: the handshake of both ends
-    _happy_eyeballs.py  connecting to the first of several addresses that accepts
     _connection.py      Connection: send(), recv(), aclose()
     _session.py         ends and failures; writes CLOSE and ERROR frames
     _sender.py          messages to offer, if a frame takes long to register

@@ -18,7 +18,7 @@ from . import _wire as wire
 from ._connection import Connection
 from ._errors import MessagesError, ProtocolError, RefusedError, fresh
 from ._event_loop import call_in, check_loop
-from ._happy_eyeballs import first_of
+from .._happy_eyeballs import first_of
 from ._inbox import Inbox
 from ._options import ConnectionOptions
 from ._resources import PEER_ACCESS, Address, Device, Resources

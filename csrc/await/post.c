@@ -22,8 +22,9 @@ static cqn_wr_queue *queue_of(const cqn_awaitable *self)
 
 static uint32_t capacity_of(const cqn_awaitable *self)
 {
-    const struct ibv_qp_cap *cap = &self->qp->cap;
-    return self->kind == CQN_OF_RECV ? cap->max_recv_wr : cap->max_send_wr;
+    const cqn_qp *qp = self->qp;
+    return self->kind == CQN_OF_RECV ? qp->cap.max_recv_wr
+                                     : qp->cap.max_send_wr - qp->reserved_sends;
 }
 
 /* Returns the number of completions still expected from the queue as it is. If there are none, only

@@ -584,6 +584,8 @@ static PyGetSetDef qp_getset[] = {
 
 static PyMemberDef qp_members[] = {
     CQN_OBJECT_MEMBERS,
+    {"_reserved_sends", T_UINT, offsetof(cqn_qp, reserved_sends), 0,
+     "How many slots of the send queue awaited operations leave free, fewer than max_send_wr."},
     {NULL, 0, 0, 0, NULL},
 };
 

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
-from .._several import none_works
+from ._several import none_works
 
 _T = TypeVar("_T")
 Attempt = Callable[[], Coroutine[Any, Any, _T]]

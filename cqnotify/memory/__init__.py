@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: MIT
+"""Memory that peers fetch: one process exposes it, another one reads or writes it.
+
+    with memory.expose(array) as exposed:            # in one process
+        send(pickle.dumps(exposed))
+
+    array = await memory.get(pickle.loads(data))     # in another, on any host
+
+The first access of a peer takes a message to the process that exposes the memory, and one back; for
+all others its CPU does nothing. `cqnotify.memory.blocking` is for threads without an event loop.
+
+The files, from above:
+    blocking.py      get() and put() for threads
+    _transfer.py     a get or a put, in pieces
+    _process.py      the process: where it listens, its connections
+    _connection.py   a connection to another process; opens tokens, and answers those of the peer
+    _exposure.py     what is exposed: tokens and memory windows
+    _service.py      the thread for all that
+    _wire.py         the format of hellos and frames
+    _descriptor.py   descriptors
+    _errors.py       the exceptions
+The registrations are those of cqnotify/_registered, which cqnotify.messages uses, too.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from .. import MR, PD, AccessFlags
+from .._registered import RegistrationStats, bytes_of
+from .._timeouts import seconds_of
+from . import blocking
+from ._descriptor import Access, Described, Descriptor
+from ._errors import ConnectionLostError, RefusedError, RevokedError, TransferError
+from ._exposure import Exposure, registered
+from ._process import current, end
+from ._transfer import Transfer, new_get, new_put
+
+if TYPE_CHECKING:
+    from .._core import _Buffer as AnyBuffer
+
+__all__ = [
+    "READ",
+    "WRITE",
+    "Access",
+    "ConnectionLostError",
+    "Descriptor",
+    "Exposure",
+    "RefusedError",
+    "RegistrationStats",
+    "RevokedError",
+    "Transfer",
+    "TransferError",
+    "blocking",
+    "close",
+    "expose",
+    "get",
+    "listen",
+    "pd",
+    "put",
+    "set_limits",
+    "stats",
+]
+
+READ: Final = Access.READ
+WRITE: Final = Access.WRITE
+
+
+def expose(
+    memory: AnyBuffer | MR, access: Access = READ, *, lifetime: float | None = None
+) -> Exposure:
+    """Let peers read, or write, memory: whoever gets the descriptor may, until it is closed.
+
+    memory: any contiguous buffer, which stays alive, and cannot be resized, until then: `bytes`,
+        numpy arrays, mmap, shared memory and so on; or an MR of the PD that `pd` returns, with
+        access MW_BIND, for device memory or a dma-buf. The program may use it meanwhile: nothing
+        says when a peer reads or writes it.
+    access: READ, WRITE or READ | WRITE.
+    lifetime: in seconds, after which it is closed.
+
+    The first call makes the process listen, see `listen`. Raises VerbsError (ENOMEM) if registering
+    the memory would exceed the limit of locked memory, which it names; LookupError without an RDMA
+    device with an IP address; TypeError for WRITE to a read-only buffer.
+    """
+    process = current()
+    process.listen(None, 0)
+    if not isinstance(access, Access) or not access:
+        raise TypeError(f"access must be READ, WRITE or READ | WRITE, not {access!r}")
+    seconds = seconds_of(lifetime)
+    if isinstance(memory, MR):
+        view: memoryview | MR = memory
+        length = memory.length
+        if not memory.access & AccessFlags.MW_BIND:
+            raise ValueError("an MR that is exposed needs access MW_BIND")
+    else:
+        view = bytes_of(memory)
+        length = view.nbytes
+        if access & WRITE and view.readonly:
+            raise TypeError(f"a read-only {type(memory).__name__} cannot be exposed for WRITE")
+    if not length:
+        raise ValueError("memory of 0 bytes cannot be exposed")
+    expires = None if seconds is None else time.time() + seconds
+    table = process.table
+    exposure = Exposure(table, table.new_token(), view, length, access, memory, expires)
+    registered(exposure, process.device())
+    table.add(exposure)
+    return exposure
+
+
+def get(
+    descriptor: Described,
+    into: AnyBuffer | MR | None = None,
+    *,
+    offset: int = 0,
+    length: int | None = None,
+    timeout: float | None = None,
+) -> Transfer:
+    """Read memory that another process exposes; `await` begins it, and returns the memory.
+
+    descriptor: what `expose` returned there.
+    into: a writable buffer, at least as large, which is returned; or an MR of the PD that `pd`
+        returns. By default new memory: a numpy array like the exposed one, if that is one and all
+        of it is read; else a memoryview.
+    offset, length: the part to read, in bytes; by default all from `offset` on.
+    timeout: in seconds; None waits for ever, or until the peer does not answer.
+
+    The memory is read in pieces of 1 MiB, 4 at a time, which the other process may change meanwhile.
+    asyncio only; for threads see `cqnotify.memory.blocking`. Raises RevokedError if the memory is
+    not exposed any more, ConnectionLostError, RefusedError and TimeoutError, after which
+    `Transfer.resume` goes on; PermissionError if it is not exposed for READ, ValueError for a part
+    that it does not have, and VerbsError (ENOMEM) at the limit of locked memory.
+    Wraps ibv_post_send(3) with IBV_WR_RDMA_READ.
+    """
+    return new_get(descriptor, into, offset, length, timeout)
+
+
+def put(
+    descriptor: Described,
+    buffer: AnyBuffer | MR,
+    *,
+    offset: int = 0,
+    timeout: float | None = None,
+) -> Transfer:
+    """Write to memory that another process exposes; `await` begins it.
+
+    descriptor: what `expose` returned there, with access WRITE.
+    buffer: what to write; it must not change before the call has returned.
+    offset: where to write it, in bytes.
+    timeout: in seconds; None waits for ever, or until the peer does not answer.
+
+    When it has returned, the data is in the peer's memory, and its program sees it; on iWARP it is
+    on its way. Two puts at a time are in no order. If another transfer breaks the connection,
+    pieces under way are written once more. The errors are those of `get`. Wraps ibv_post_send(3)
+    with IBV_WR_RDMA_WRITE.
+    """
+    return new_put(descriptor, buffer, offset, timeout)
+
+
+def listen(host: str | None = None, port: int = 0) -> tuple[tuple[str, ...], int]:
+    """Choose where peers connect to this process, before the first `expose`.
+
+    host: an IP address of this host that leads to an RDMA device; None: all of them.
+    port: None of the program's concern if it is 0, which chooses one.
+
+    Returns the addresses and the port, which all descriptors have. If the process listens already,
+    it goes on as it does. Raises VerbsError (EADDRINUSE, EADDRNOTAVAIL).
+    """
+    process = current()
+    process.listen(host, port)
+    return process.table.hosts, process.table.port
+
+
+def pd(device: str | None = None) -> PD:
+    """Return the protection domain of this process on a device, for MRs of the program.
+
+    device: its name; by default the first device.
+
+    An MR of it may be exposed, and be the buffer of a `get` or `put`: memory of a device
+    (MR.from_dm), a dma-buf of a GPU (MR.from_dmabuf), memory that stays registered.
+    """
+    return current().device(device).pd
+
+
+def stats(device: str | None = None) -> RegistrationStats:
+    """Return what this process has registered on a device: for exposures, transfers and messages.
+
+    device: its name; by default the first device.
+    """
+    return current().device(device).pool().stats
+
+
+def set_limits(
+    *,
+    max_bytes: int | None = None,
+    max_registrations: int | None = None,
+    idle: float | None = None,
+    device: str | None = None,
+) -> None:
+    """Change the limits of this process. What is None stays as it is.
+
+    max_bytes, max_registrations: how much stays registered on a device while nothing uses it; by
+        default 64 MiB, and 4096 registrations. What was used least recently goes first.
+    idle: after how many seconds a connection is closed that neither end uses; by default 60.
+    device: the name of the device; by default the first one.
+    """
+    process = current()
+    if idle is not None:
+        seconds = seconds_of(idle)
+        process.idle = 1e9 if seconds is None else seconds
+    if max_bytes is not None or max_registrations is not None:
+        process.device(device).pool().set_limits(max_bytes, max_registrations)
+
+
+def close() -> None:
+    """Close all exposures and connections of this process, and end its thread. A later call of
+    another function begins anew, with another port. At the end of the program this is done by
+    itself."""
+    end()

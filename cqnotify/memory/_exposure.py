@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: MIT
+"""What this process exposes: memory, found by tokens, and the windows through which peers have it.
+
+A connection that opens a token gets a memory window of type 2, bound through its queue pair: so
+only that peer can use its key, and closing the window revokes it, while the memory may stay
+registered for others. A device without windows registers each exposure by itself, for peers, and
+deregisters it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from .. import MR, MW, AccessFlags, ClosedError, MWType, VerbsError
+from ._descriptor import Access, Described, Descriptor
+from ._wire import Answer, Status
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from .._registered import Device, Registration
+    from ._service import Service
+
+RIGHTS: Final = {
+    Access.READ: AccessFlags.REMOTE_READ,
+    Access.WRITE: AccessFlags.REMOTE_WRITE,
+    Access.READ | Access.WRITE: AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE,
+}
+WRITING: Final = AccessFlags.LOCAL_WRITE  # of a region into which peers may write
+TOKENS: Final = 256  # made at a time
+MAX_WINDOWS: Final = 1 << 16  # of one connection
+
+
+class Opener(Protocol):
+    """A connection, to this file."""
+
+    device: Device
+    windows: dict[int, MW]
+
+    def bind(
+        self, mw: MW, token: int, registration: Registration, access: AccessFlags
+    ) -> None: ...
+    def settle(self, token: int) -> None: ...
+    def revoked(self, token: int) -> None: ...
+
+
+class Exposure(Described):
+    """Memory that peers may access: a descriptor, with the same attributes, which `expose` returns.
+
+    Its `close`, or the end of a `with` block, revokes it. Pickled, it is a plain Descriptor.
+    """
+
+    __slots__ = (
+        "_array",
+        "_expires",
+        "_memory",
+        "_openers",
+        "_registrations",
+        "_table",
+        "_timer",
+        "access",
+        "length",
+        "token",
+    )
+
+    def __init__(
+        self,
+        table: Table,
+        token: int,
+        memory: memoryview | MR,
+        length: int,
+        access: Access,
+        array: Any,
+        expires: float | None,
+    ) -> None:
+        """memory: what is exposed. array: the numpy array that it belongs to; or None."""
+        self._table = table
+        self._memory: memoryview | MR | None = memory
+        self._array = array
+        self._expires = expires
+        self._registrations: dict[str, Registration] = {}  # by device
+        self._openers: set[Opener] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self.token = token
+        self.length = length
+        self.access = access
+
+    @property
+    def hosts(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self._table.hosts
+
+    @property
+    def port(self) -> int:  # type: ignore[override]
+        return self._table.port
+
+    @property
+    def process(self) -> str:  # type: ignore[override]
+        return self._table.process
+
+    @property
+    def dtype(self) -> str | None:  # type: ignore[override]
+        return dtype_of(self._array)
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:  # type: ignore[override]
+        return None if self.dtype is None else tuple(self._array.shape)
+
+    @property
+    def order(self) -> str:  # type: ignore[override]
+        return "C" if self.dtype is None or self._array.flags.c_contiguous else "F"
+
+    @property
+    def expires(self) -> float | None:  # type: ignore[override]
+        return self._expires
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Descriptor, astuple(self)
+
+    def __eq__(self, other: object) -> bool:
+        return astuple(self) == astuple(other) if isinstance(other, Described) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(astuple(self))
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"{self.access}"
+        return f"<Exposure of {self.length} bytes, {state}>"
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, or has expired."""
+        return self._table.get(self.token) is not self
+
+    def close(self) -> None:
+        """Revoke it: the next access of each peer fails. When this returns, no peer reaches the
+        memory any more, and it is free. Any thread may call this, also twice."""
+        self._table.revoke(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def astuple(one: Described) -> tuple[Any, ...]:
+    return tuple([getattr(one, name) for name in Descriptor.__dataclass_fields__])
+
+
+def dtype_of(array: Any) -> str | None:
+    """The dtype of an array, as numpy.dtype() takes it; None for a dtype of fields, or no array."""
+    dtype = getattr(array, "dtype", None)
+    if dtype is None or dtype.names is not None:
+        return None
+    return str(dtype.name if dtype.kind == "V" else dtype.str)
+
+
+class Table:
+    """The exposures of the process, by token. Any thread may use it.
+
+    process, hosts, port: where peers find it.
+    """
+
+    def __init__(self, service: Service, process: str) -> None:
+        self.process: str = process
+        self.hosts: tuple[str, ...] = ()
+        self.port: int = 0  # 0: it does not listen yet
+        self._service = service
+        self._exposures: dict[int, Exposure] = {}
+        self._tokens: deque[int] = deque()
+        self._lock = threading.RLock()
+
+    def __len__(self) -> int:
+        return len(self._exposures)
+
+    def get(self, token: int) -> Exposure | None:
+        return self._exposures.get(token)
+
+    def new_token(self) -> int:
+        try:
+            return self._tokens.popleft()
+        except IndexError:
+            self._tokens.extend(struct.unpack(f"<{TOKENS}Q", os.urandom(8 * TOKENS)))
+            return self._tokens.popleft()
+
+    def add(self, exposure: Exposure) -> None:
+        self._exposures[exposure.token] = exposure
+        if exposure.expires is not None:
+            self._service.call(self._expire_later, exposure)
+
+    def _expire_later(self, exposure: Exposure) -> None:
+        """In the thread of the service."""
+        assert exposure.expires is not None, "the caller has looked"
+        left = max(0.0, exposure.expires - time.time())
+        exposure._timer = self._service.loop.call_later(left, exposure.close)
+        if exposure.closed:
+            exposure._timer.cancel()
+
+    # ---- opening ----
+
+    def open(self, token: int, opener: Opener) -> Answer:
+        """Let a connection have the memory of a token."""
+        with self._lock:
+            exposure = self._exposures.get(token)
+            if exposure is None:
+                return Answer(token, 0, 0, 0, Status.UNKNOWN)
+            try:
+                return self._grant(exposure, opener)
+            except (VerbsError, MemoryError, ClosedError):
+                return Answer(token, 0, 0, 0, Status.NO_ROOM)
+
+    def _grant(self, exposure: Exposure, opener: Opener) -> Answer:
+        registration = registered(exposure, opener.device)
+        rights = RIGHTS[exposure.access]
+        token = exposure.token
+        if opener.device.has_windows:
+            if len(opener.windows) >= MAX_WINDOWS:
+                return Answer(token, 0, 0, 0, Status.NO_ROOM)
+            mw = opener.windows.get(token)
+            if mw is None:
+                mw = MW(opener.device.pd, MWType.TYPE_2)
+                try:
+                    opener.bind(mw, token, registration, rights)
+                except BaseException:
+                    mw.close()
+                    raise
+                opener.windows[token] = mw
+            rkey = mw.rkey
+        else:
+            rkey = registration.rkey
+        exposure._openers.add(opener)
+        return Answer(token, registration.addr, exposure.length, rkey, Status.GRANTED)
+
+    def forget(self, opener: Opener) -> None:
+        """A connection has ended: close its windows."""
+        with self._lock:
+            for token, mw in opener.windows.items():
+                close(mw)
+                exposure = self._exposures.get(token)
+                if exposure is not None:
+                    exposure._openers.discard(opener)
+            opener.windows.clear()
+
+    # ---- revoking ----
+
+    def revoke(self, exposure: Exposure) -> None:
+        with self._lock:
+            if self._exposures.get(exposure.token) is not exposure:
+                return
+            del self._exposures[exposure.token]
+            openers = list(exposure._openers)
+            exposure._openers.clear()
+            for opener in openers:
+                mw = opener.windows.pop(exposure.token, None)
+                if mw is not None:
+                    close(mw)
+            registrations = list(exposure._registrations.values())
+            exposure._registrations.clear()
+        for opener in openers:
+            opener.settle(exposure.token)
+        for registration in registrations:
+            registration.release()
+        exposure._memory = None
+        timer = exposure._timer
+        if timer is not None:
+            self._service.call(timer.cancel)
+        for opener in openers:
+            self._service.call(opener.revoked, exposure.token)
+
+    def revoke_all(self) -> None:
+        for exposure in list(self._exposures.values()):
+            self.revoke(exposure)
+
+
+def registered(exposure: Exposure, device: Device) -> Registration:
+    """The memory of an exposure on a device, registered there if it is not yet."""
+    registration = exposure._registrations.get(device.name)
+    if registration is None:
+        access = WRITING if exposure.access & Access.WRITE else AccessFlags(0)
+        if device.has_windows:
+            registration = device.pool().acquire(exposure._memory, access | AccessFlags.MW_BIND)
+        else:
+            registration = device.pool().register_alone(
+                exposure._memory, access | RIGHTS[exposure.access]
+            )
+        exposure._registrations[device.name] = registration
+    return registration
+
+
+def close(one: MW | MR) -> None:
+    with contextlib.suppress(VerbsError, ClosedError):  # of a device that is gone
+        one.close()
+
+

@@ -1,0 +1,386 @@
+# SPDX-License-Identifier: MIT
+"""This process among others: its id, where it listens, and its connections, one for each peer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, Final, TypeVar
+
+from .. import AsyncEventError, ClosedError, VerbsError, cm, devices
+from .._happy_eyeballs import first_of
+from .._registered import Device
+from . import _wire as wire
+from ._connection import PEER_ACCESS, Connection, Grant
+from ._descriptor import PROCESS_SIZE, Described
+from ._errors import ConnectionLostError, RefusedError
+from ._exposure import Table
+from ._service import Service, at_exit, in_child
+
+_T = TypeVar("_T")
+
+CONNECT_TIMEOUT: Final = 10.0  # seconds
+CROSSED: Final = b"cqnM crossed"  # both connect at a time: the peer uses our connection
+CROSSED_TIMEOUT: Final = 10.0  # seconds until that has arrived
+MAX_HALF_OPEN: Final = 64  # peers whose connections are being made
+KEEPALIVE: Final = 60.0  # seconds, of the end that has accepted: it may send nothing for long
+IDLE: Final = 60.0  # seconds
+
+
+class _Crossed(ConnectionError):
+    """The peer connects to us at the same time."""
+
+
+class Process:
+    """The only one of its interpreter, until it is closed.
+
+    connections: by the id of the peer's process, in hexadecimal.
+    idle: after how many seconds a connection that neither end uses is closed.
+    """
+
+    def __init__(self) -> None:
+        self.id: bytes = os.urandom(PROCESS_SIZE)
+        self.connections: dict[str, Connection] = {}
+        self.idle: float = IDLE
+        self.service: Service = Service()
+        self.table: Table = Table(self.service, self.id.hex())
+        self._all: set[Connection] = set()
+        self._making: dict[str, asyncio.Future[Connection | None]] = {}
+        self._devices: dict[str, Device] = {}
+        self._half_open = 0
+        self._lock = threading.Lock()
+
+    # ---- listening ----
+
+    def device(self, name: str | None = None) -> Device:
+        """A device, by default the first one; it stays open."""
+        if name is None:
+            found = devices()
+            if not found:
+                raise LookupError("there is no RDMA device: peers cannot reach this process")
+            name = found[0].name
+        with self._lock:
+            device = self._devices.get(name)
+            if device is None:
+                device = self._devices[name] = Device.of(name)
+            return device
+
+    def listen(self, host: str | None, port: int) -> None:
+        """Listen, unless it does already."""
+        if not self.table.port:
+            self.service.run(self._listen(host, port)).result()
+
+    async def _listen(self, host: str | None, port: int) -> None:
+        if self.table.port:  # another thread was faster
+            return
+        hosts = [] if host is None else [host]
+        for one in devices() if host is None else []:
+            hosts += cm.local_addresses(self.device(one.name).context)
+        hosts = [one for one in hosts if "%" not in one] or hosts
+        if not hosts:
+            raise LookupError("no RDMA device of this host has an IP address: give its port one")
+        has_ipv4 = any(":" not in one for one in hosts)
+        where = host if host is not None else "0.0.0.0" if has_ipv4 else "::"
+        if where == "0.0.0.0":
+            hosts = [one for one in hosts if ":" not in one]
+        listener = cm.listen(where, port)
+        await listener.__aenter__()
+        self.table.hosts, self.table.port = tuple(hosts), listener.local[1]
+        self.service.start(self._serve(listener))
+
+    async def _serve(self, listener: cm.Listener) -> None:
+        try:
+            async for request in listener:
+                if self._half_open >= MAX_HALF_OPEN:
+                    await request.reject(b"too many connections are being made there")
+                else:
+                    self._half_open += 1
+                    self.service.start(self._accept(request))
+        finally:
+            listener.close()
+
+    async def _accept(self, request: cm.Request) -> None:
+        try:
+            with contextlib.suppress(OSError, MemoryError, AsyncEventError, ClosedError):
+                try:
+                    own = await self._accepted(request)
+                except (ConnectionError, wire.ProtocolError) as e:
+                    own = None
+                    await request.reject(CROSSED if isinstance(e, _Crossed) else str(e).encode())
+                if own is not None and own.peer != self.id:
+                    self._set_connection(own)
+        finally:
+            self._half_open -= 1
+
+    async def _accepted(self, request: cm.Request) -> Connection:
+        peer, wanted = wire.parse_hello(request.private_data)
+        if wanted != self.id:
+            raise RefusedError("another process listens there now")
+        if peer.hex() in self._making and peer > self.id:
+            raise _Crossed
+        assert request.device is not None, "a request has come by a device"
+        try:
+            conn = self._new_connection(request.device)
+        except (VerbsError, MemoryError) as e:
+            raise RefusedError(f"there is no room for another connection there: {e}"[:140]) from e
+        try:
+            made = await request.accept(
+                conn.qp,
+                private_data=wire.hello(self.id, peer),
+                on_init=conn.post_receives,
+                access=PEER_ACCESS,
+                keepalive=None if conn.device.is_iwarp else KEEPALIVE,
+            )
+        except BaseException:
+            conn.fail()
+            raise
+        conn.begin(made, peer)
+        return conn
+
+    # ---- connections; in the thread of the service ----
+
+    def _new_connection(self, device: str) -> Connection:
+        conn = Connection(Device.of(device), self.service, self.table)
+        self._all.add(conn)
+        conn.ended.add_done_callback(partial(self._ended, conn))
+        return conn
+
+    def _ended(self, conn: Connection, _: object) -> None:
+        self._all.discard(conn)
+        self._remove(conn)
+
+    def _remove(self, conn: Connection) -> None:
+        if self.connections.get(conn.peer.hex()) is conn:
+            del self.connections[conn.peer.hex()]
+
+    def _set_connection(self, conn: Connection) -> None:
+        if conn.error is None:
+            self.connections[conn.peer.hex()] = conn
+            making = self._making.get(conn.peer.hex())
+            if making is not None and not making.done():
+                making.set_result(conn)
+
+    async def connection_to(self, one: Described) -> Connection:
+        """The connection to the process of a descriptor. Made if there is none."""
+        while True:
+            conn = self.connections.get(one.process)
+            if conn is not None and conn.error is None and not conn.is_retired:
+                return conn
+            making = self._making.get(one.process)
+            if making is None:
+                making = self._making[one.process] = self.service.loop.create_future()
+                self.service.start(self._make(one, making))
+            made = await asyncio.shield(making)
+            if made is not None and made.error is None:
+                return made
+
+    async def _make(self, one: Described, making: asyncio.Future[Connection | None]) -> None:
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT + CROSSED_TIMEOUT):
+                try:
+                    conn = await self._connect(one)
+                except _Crossed:
+                    await asyncio.wait([making])
+                else:
+                    self._set_connection(conn)
+                    self.service.start(self._watch_idle(conn))
+        except Exception as e:
+            if not making.done():
+                making.set_exception(_explained(e))
+                making.exception()  # perhaps nobody waits any more
+        finally:
+            del self._making[one.process]
+            if not making.done():
+                making.cancel()
+
+    async def _connect(self, one: Described) -> Connection:
+        attempts = [(host, partial(self._connect_to, host, one)) for host in one.hosts]
+        return await first_of(attempts, lambda conn: conn.lose("another address was faster"))
+
+    async def _connect_to(self, host: str, one: Described) -> Connection:
+        peer = bytes.fromhex(one.process)
+        found = await cm.resolve(host, timeout=CONNECT_TIMEOUT)
+        conn = self._new_connection(found.device)
+        try:
+            made = await cm.connect(
+                conn.qp,
+                found.peer,
+                one.port,
+                private_data=wire.hello(self.id, peer),
+                timeout=CONNECT_TIMEOUT,
+                on_init=conn.post_receives,
+                access=PEER_ACCESS,
+            )
+            if wire.parse_hello(made.private_data)[0] != peer:
+                made.close()
+                raise RefusedError("another process listens there")
+        except cm.RejectedError as e:
+            conn.fail()
+            said = e.private_data.rstrip(b"\0")
+            if said == CROSSED:
+                raise _Crossed from e
+            text = said.decode("ascii", "replace") or f"no process listens there: {e}"
+            raise RefusedError(f"{host} port {one.port} has refused the connection: {text}") from e
+        except BaseException:
+            conn.fail()
+            raise
+        conn.begin(made, peer)
+        return conn
+
+    async def _watch_idle(self, conn: Connection) -> None:
+        """Close a connection that we have made when neither end uses it."""
+        while not conn.ended.done():
+            await asyncio.wait([conn.ended], timeout=self.idle)
+            if conn.ended.done() or conn.is_used():
+                continue
+            answer = conn.ask_idle()
+            await asyncio.wait([answer])
+            if answer.result():
+                conn.lose("it was not used")
+            else:
+                conn.is_retired = False
+
+    # ---- for transfers ----
+
+    def find(self, one: Described) -> tuple[Connection, Grant] | None:
+        """The connection over which a token was granted already. In any thread."""
+        conn = self.connections.get(one.process)
+        if conn is None or conn.is_retired:
+            return None
+        grant = conn.grants.get(one.token)
+        return None if grant is None else (conn, grant)
+
+    async def granted(self, one: Described) -> tuple[Connection, Grant]:
+        conn = await self.connection_to(one)
+        return conn, await conn.open(one.token)
+
+    def leave(self, loop: asyncio.AbstractEventLoop) -> None:
+        """A call is about to block the running loop: no connection may be used there."""
+        for conn in list(self.connections.values()):
+            conn.leave(loop)
+
+    # ---- ending ----
+
+    def close(self) -> None:
+        self.table.revoke_all()
+        if not self.service.loop.is_closed():
+            self.service.run(self._close()).result()
+        self.service.close()
+        for device in self._devices.values():
+            device.leave()
+        self._devices.clear()
+
+    async def _close(self) -> None:
+        for conn in list(self._all):
+            conn.lose("cqnotify.memory was closed in this process")
+        while self._all:
+            await asyncio.wait([conn.ended for conn in self._all])
+            await asyncio.sleep(0)  # for the callbacks of `ended`
+
+
+def _explained(error: Exception) -> Exception:
+    if isinstance(error, ConnectionLostError | RefusedError):
+        return error
+    if isinstance(error, OSError | TimeoutError | wire.ProtocolError):
+        lost = ConnectionLostError(f"no connection can be made: {error}")
+        lost.__cause__ = error
+        return lost
+    return error
+
+
+_current: Process | None = None
+_lock = threading.RLock()
+
+
+def current() -> Process:
+    """The process, which starts its service with the first call."""
+    global _current
+    process = _current
+    if process is None:
+        with _lock:
+            process = _current
+            if process is None:
+                process = _current = Process()
+    return process
+
+
+def end() -> None:
+    """Close it; the next current() makes another, with another id."""
+    global _current
+    with _lock:
+        process, _current = _current, None
+    if process is not None:
+        process.close()
+
+
+def _forget() -> None:
+    """In a forked child: the thread, the connections and the exposures are the parent's."""
+    global _current, _lock
+    _current, _lock = None, threading.RLock()
+
+
+at_exit(end)
+in_child(_forget)
+
+
+async def in_service(process: Process, coroutine: Coroutine[Any, Any, _T]) -> _T:
+    """Run it in the service for a task of another loop. Cancelling that task cancels it, and waits
+    until it has ended."""
+    outcome: Future[_T] = Future()
+    run = Running(process, coroutine, outcome)
+    ended = asyncio.wrap_future(outcome)
+    cancelled: asyncio.CancelledError | None = None
+    while not ended.done():
+        try:
+            await asyncio.wait([ended])
+        except asyncio.CancelledError as e:
+            cancelled = e
+            run.cancel()
+    if cancelled is not None:
+        ended.cancelled() or ended.exception()
+        raise cancelled
+    return ended.result()
+
+
+class Running:
+    """A coroutine that runs in the service; its outcome goes to a future of any thread."""
+
+    def __init__(
+        self, process: Process, coroutine: Coroutine[Any, Any, _T], outcome: Future[_T]
+    ) -> None:
+        self._service = process.service
+        self._task: asyncio.Task[_T] | None = None
+        try:
+            process.service.loop.call_soon_threadsafe(self._start, coroutine, outcome)
+        except RuntimeError:
+            coroutine.close()
+            outcome.set_exception(ClosedError("cqnotify.memory was closed in this process"))
+
+    def _start(self, coroutine: Coroutine[Any, Any, Any], outcome: Future[Any]) -> None:
+        self._task = task = self._service.loop.create_task(coroutine)
+        task.add_done_callback(partial(_hand_over, outcome))
+
+    def cancel(self) -> None:
+        """Cancel it, soon."""
+
+        def cancel() -> None:
+            if self._task is not None:
+                self._task.cancel()
+
+        self._service.call(cancel)
+
+
+def _hand_over(outcome: Future[Any], task: asyncio.Task[Any]) -> None:
+    if task.cancelled():
+        outcome.set_exception(asyncio.CancelledError())
+    elif (error := task.exception()) is not None:
+        outcome.set_exception(error)
+    else:
+        outcome.set_result(task.result())
+
+
