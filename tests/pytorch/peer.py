@@ -24,7 +24,7 @@ with CqnotifyTransport("cpu") as transport:
         if line == "sum\n":
             print([int(tensor.sum(dtype=torch.int64)) for tensor in tensors], flush=True)
         elif line == "threads\n":
-            print(sorted(thread.name for thread in threading.enumerate()), flush=True)
+            print(", ".join(thread.name for thread in threading.enumerate()), flush=True)
         elif line == "unregister\n":
             transport.unregister_memory(registered[0])
             print(flush=True)

@@ -303,7 +303,7 @@ def test_closing_ends_all_and_may_be_done_twice() -> None:
 
 def test_nothing_stays_exposed_or_registered() -> None:
     def used() -> int:
-        return memory.stats().registrations_in_use
+        return memory.stats().in_use
 
     before = used()
     with pair() as (a, b):

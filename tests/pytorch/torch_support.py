@@ -61,12 +61,15 @@ class Peer:
         self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        self._process.kill()
-        self._process.wait(DEADLINE)
+        with self._process:
+            self._process.kill()
 
     def close(self) -> None:
-        self.go_on()
-        self._process.communicate(timeout=DEADLINE)
+        """End it, unless it was killed; it must have failed in nothing."""
+        if self._process.returncode is None:
+            self.go_on()
+            self._process.communicate(timeout=DEADLINE)
+            assert self._process.returncode == 0
 
 
 @contextlib.contextmanager
