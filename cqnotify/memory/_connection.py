@@ -25,6 +25,7 @@ from .. import (
     ClosedError,
     CompletionChannel,
     CompletionError,
+    QPState,
     QPType,
     RecvWR,
     SendFlags,
@@ -215,6 +216,10 @@ class Connection:
         assert error is not None, "it is over"
         if self.ended.done():
             return
+        if self._binding:
+            with contextlib.suppress(VerbsError, ClosedError, ValueError):
+                self.qp.modify(qp_state=QPState.ERR)  # so that all complete
+                self.poll(SETTLING)
         self._table.forget(self)
         if self._conn is not None:
             with contextlib.suppress(VerbsError):
@@ -357,8 +362,8 @@ class Connection:
         self._binding[wr_id] = token
 
     def settle(self, token: int) -> None:
-        """Have the window of a token, which was closed, need its registration no more. Called in
-        any thread."""
+        """Wait until the window of a token is bound, so that it can be closed; the connection is
+        lost if that takes long. Called in any thread."""
         if token in self._binding.values():
             self.poll(SETTLING)
         if token in self._binding.values():

@@ -263,15 +263,16 @@ class Table:
                 return
             del self._exposures[exposure.token]
             openers = list(exposure._openers)
-            exposure._openers.clear()
+        for opener in openers:
+            opener.settle(exposure.token)
+        with self._lock:
             for opener in openers:
                 mw = opener.windows.pop(exposure.token, None)
                 if mw is not None:
                     close(mw)
+            exposure._openers.clear()
             registrations = list(exposure._registrations.values())
             exposure._registrations.clear()
-        for opener in openers:
-            opener.settle(exposure.token)
         for registration in registrations:
             registration.release()
         exposure._memory = None
