@@ -288,10 +288,9 @@ def run(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> Scenario:
                 return loop.run_until_complete(bounded(scenario))
             finally:  # threads may still let go of memory, of which the loop is to hear
                 loop.run_until_complete(loop.shutdown_default_executor())
-                pinning = sys.modules.get("cqnotify.messages._pinning")
-                if pinning is not None and pinning._threads is not None:
-                    pinning._threads.shutdown()
-                    pinning._threads = None
+                pinning = sys.modules.get("cqnotify._registered._pinning")
+                if pinning is not None:
+                    pinning.wait_idle()
                     loop.run_until_complete(asyncio.sleep(0))
 
     return run

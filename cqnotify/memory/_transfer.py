@@ -10,7 +10,7 @@ import mmap
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, Final
 
-from .. import MR, AccessFlags, AsyncEventError, ClosedError, CompletionError, VerbsError
+from .. import MR, AccessFlags, AsyncEventError, ClosedError, CompletionError, VerbsError, WCStatus
 from .._registered import bytes_of
 from .._timeouts import seconds_of
 from ._connection import Connection, Grant, Home
@@ -139,6 +139,8 @@ class Transfer:
                 try:
                     return await self._over(conn, grant, home)
                 except ENDS as e:
+                    if conn.error is None and is_flushed(e):
+                        await asyncio.sleep(0)  # the task whose transfer has failed wakes first
                     failure = conn.failed(e)
                     if failure is not None:
                         raise failure from e
@@ -201,16 +203,11 @@ class Transfer:
             self._stop = True
             await _ended(workers)
             for worker in workers:
-                error = worker.exception()
-                if isinstance(error, ENDS):
-                    conn.failed(error)
+                worker.exception()
             raise
         errors = [error for worker in workers if (error := worker.exception()) is not None]
-        for error in errors:
-            if isinstance(error, CompletionError):
-                conn.failed(error)  # the one that has broken the connection may not be the first
         if errors:
-            raise next((e for e in errors if not isinstance(e, ENDS)), errors[0])
+            raise next((e for e in errors if not is_flushed(e)), errors[0])
 
     async def _worker(self, conn: Connection, grant: Grant, home: Home) -> None:
         registration = self._registration
@@ -225,14 +222,21 @@ class Transfer:
                 addr = grant.addr + self._at + start
                 await call(conn.qp, registration.sge(start, nbytes), addr, grant.rkey)
                 self.nbytes_done = max(self.nbytes_done, start + nbytes)
-        except BaseException:
+        except BaseException as e:
             self._stop = True
+            if isinstance(e, ENDS) and not is_flushed(e):
+                conn.failed(e)  # at once: others are to know which one has failed
             raise
 
     def _release(self) -> None:
         registration, self._registration = self._registration, None
         if registration is not None:
             registration.release()
+
+
+def is_flushed(error: BaseException) -> bool:
+    """Whether the queue pair had failed before, for another transfer or another reason."""
+    return isinstance(error, CompletionError) and error.wc.status == WCStatus.WR_FLUSH_ERR
 
 
 async def _ended(tasks: list[asyncio.Task[None]]) -> None:

@@ -28,8 +28,7 @@ The files, from above:
     _resources.py       the verbs objects of a connection; those that connections share
     _queue.py           the send queue, for what is rare
     _memory.py          the registrations that the messages of a connection use
-    _pool.py            what is registered in a protection domain, found by its address
-    _pinning.py         threads that register large memory
+    _pinning.py         what threads register for a connection
     _wire.py            the format of hellos and frames
     _options.py         ConnectionOptions, and their limits
     _errors.py          the exceptions

@@ -7,16 +7,16 @@ import asyncio
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Union
 
+from .._registered import SLOW
 from . import _wire as wire
-from ._memory import own_memory, writable_bytes_of
-from ._pinning import SLOW, release_result
-from ._pool import Wanted
+from ._memory import Wanted, own_memory, writable_bytes_of
+from ._pinning import release_result
 from ._wire import Limits, Offer, Piece, Remote
 
 if TYPE_CHECKING:
     from .. import MR, SGE, AccessFlags
     from .._core import _Buffer as AnyBuffer
-    from ._memory import Registration
+    from .._registered import Registration
     from ._resources import Resources
 
 _T = TypeVar("_T")

@@ -1,33 +1,27 @@
 # SPDX-License-Identifier: MIT
 """Registered memory: that of the program's buffers, and our own.
 
-A buffer is registered while a message uses it, once for all messages that do, of all connections
-that share a protection domain: see _pool.py. Afterwards the registration is kept if the buffer is a
-numpy array: a weak reference tells when it goes. Such a registration does not keep the
-array alive, and while there is a weak reference numpy refuses to resize it, so the address leads to
-the same memory. Other buffers can be resized, or cannot be referenced weakly, and their
-registrations end with the messages. Threads do the calls that take the kernel long, see
-_pinning.py.
+A buffer is registered while a message uses it, and kept registered if that is safe: see
+cqnotify/_registered. Threads do the calls that take the kernel long, see _pinning.py.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import re
 import sys
-from collections.abc import Callable
 from pickle import PickleBuffer
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .. import MR, PD, AccessFlags, ClosedError, VerbsError
-from ._pinning import SLOW, Pinning
-from ._pool import Pool, Region, Wanted, memory_of
+from .. import MR, PD, AccessFlags, ClosedError, _core
+from .._registered import SLOW, Pool, Registration, _buffers
+from ._pinning import Pinning
 
 if TYPE_CHECKING:
     from .._core import _Buffer as AnyBuffer
 
+Wanted = _core.MessageMemory  # a buffer that is to be registered
 READABLE = AccessFlags.REMOTE_READ  # by the peer
 
 
@@ -105,165 +99,74 @@ def writable_bytes_of(buffer: AnyBuffer, nbytes: int) -> memoryview:
     return view[:nbytes]
 
 
-def register(pd: PD, memory: Any, access: AccessFlags) -> MR:
-    """In whichever thread."""
-    return MR(pd, memory, access=access)
-
-
 def own_memory(pd: PD, nbytes: int, access: AccessFlags) -> MR:
     """Pages of our own, which memoryviews keep when they are not registered any more."""
-    return register(pd, nbytes, access)
-
-
-class Registration:
-    """A buffer that is registered while a message uses it, from `addr` on."""
-
-    def __init__(self, region: Region, wanted: Wanted) -> None:
-        self.region: Region = region
-        self.mr: MR = region.mr
-        self.addr: int = region.addr + wanted.start - region.start
-        self.rkey: int = region.rkey
+    return _buffers.register(pd, nbytes, access)
 
 
 class Registrations:
     """Those that the messages of one connection use."""
 
     def __init__(self, pool: Pool) -> None:
+        """Of a pool that the caller has joined."""
         self._pool = pool
         self._used: set[Registration] = set()
         self._registered = self._reused = 0
         self.is_closed: bool = False
         self.pinning: Pinning = Pinning()
-        pool.join(self)
 
     @property
     def stats(self) -> MemoryStats:
-        return MemoryStats(self._registered, self._reused, *self._pool.kept)
+        stats = self._pool.stats
+        return MemoryStats(self._registered, self._reused, stats.kept, stats.kept_bytes)
 
     def acquire(self, wanted: Wanted) -> Registration:
         """Have a buffer registered until release(). VerbsError (ENOMEM) names the limit."""
-        region = self._pool.acquire(wanted)
-        if region is not None:
-            return self.reused(region, wanted)
-        start, mr = self._register(wanted)
-        return self.registered(self._pool.add(mr, wanted, start, self.pinning), wanted)
-
-    def _register(self, wanted: Wanted) -> tuple[int, MR]:
-        while True:
-            start, end = self._pool.extent(wanted)
-            try:
-                return start, register(self._pool.pd, memory_of(wanted, start, end), wanted.access)
-            except VerbsError:
-                if not self._pool.drop_oldest(self.pinning):  # it may have been in the way
-                    raise
+        return self._use(self._pool.acquire_wanted(wanted))
 
     def is_slow(self, view: memoryview, access: AccessFlags) -> bool:
         """Whether the kernel would take long for it."""
-        return view.nbytes >= SLOW and not self._pool.has(Wanted(view, access))
+        return view.nbytes >= SLOW and self._pool.is_slow(Wanted(view, access))
 
     def acquire_in_thread(
         self, view: memoryview, access: AccessFlags
     ) -> asyncio.Future[Registration]:
-        """The same as acquire(), in a thread; in one for all messages that want it."""
-        wanted = Wanted(view, access)
-        for registering in self._pool.in_flight:
-            if registering.contains(wanted):
-                return registering.join(self, wanted)
-        registering = Registering(self._pool, wanted)
-        future = registering.join(self, wanted)
-        registering.start(self)
-        return future
+        """The same as acquire(), in a thread; in one for all that want it."""
+        future, done = self.pinning.begin()
+        acquired: asyncio.Future[Registration] = asyncio.get_running_loop().create_future()
 
-    def registered(self, region: Region, wanted: Wanted) -> Registration:
-        self._registered += 1
-        return self._use(region, wanted)
+        def use(future: asyncio.Future[Registration]) -> None:
+            error = future.exception()
+            if error is None:
+                one = self._use(future.result())
+                if not self.is_closed:
+                    acquired.set_result(one)
+                    return
+                self.release(one)
+                error = ClosedError("this connection was closed")
+            acquired.set_exception(error)
+            acquired.exception()  # perhaps nobody retrieves it
 
-    def reused(self, region: Region, wanted: Wanted) -> Registration:
-        self._reused += 1
-        return self._use(region, wanted)
+        future.add_done_callback(use)
+        self._pool.start(Wanted(view, access), done)
+        return acquired
 
-    def _use(self, region: Region, wanted: Wanted) -> Registration:
-        one = Registration(region, wanted)
+    def _use(self, one: Registration) -> Registration:
+        if one.is_new:
+            self._registered += 1
+        else:
+            self._reused += 1
         self._used.add(one)
         return one
 
     def release(self, one: Registration) -> None:
         if one in self._used:  # otherwise the connection was closed meanwhile
             self._used.remove(one)
-            self._pool.release(one.region, self.pinning)
+            one.release(self.pinning.close)
 
     def close(self) -> None:
         """The queue pair is closed: nothing uses any of them."""
         self.is_closed = True
         while self._used:
-            self._pool.release(self._used.pop().region, self.pinning)
-        self._pool.leave(self)
-
-
-class Registering:
-    """A registration that a thread makes, and the messages that wait for it.
-
-    It has none of this when it is over, because its futures may then be part of a reference cycle,
-    by the traceback of an exception: the garbage collector of Python 3.11 crashes where it finds a
-    memoryview there whose memory an MR still uses.
-    """
-
-    def __init__(self, pool: Pool, wanted: Wanted) -> None:
-        self._pool = pool
-        self._wanted: Wanted | None = wanted
-        self._start, self._end = wanted.start, wanted.end
-        self._call: Callable[[], MR] | None = None
-        self._waiting: list[tuple[Registrations, Wanted, asyncio.Future[Registration]]] = []
-        pool.in_flight.append(self)
-
-    def contains(self, other: Wanted) -> bool:
-        wanted = self._wanted
-        assert wanted is not None, "it is not over"
-        if (wanted.access, wanted.key) != (other.access, other.key):
-            return False
-        return self._start <= other.start and other.end <= self._end
-
-    def join(self, owner: Registrations, wanted: Wanted) -> asyncio.Future[Registration]:
-        """What one of them waits for. Nobody may cancel it."""
-        future: asyncio.Future[Registration] = asyncio.get_running_loop().create_future()
-        self._waiting.append((owner, wanted, future))
-        return future
-
-    def start(self, owner: Registrations) -> None:
-        wanted, pool = self._wanted, self._pool
-        assert wanted is not None, "it is not over"
-        start, end = pool.extent(wanted)
-        self._start = min(start, *(own.start for _, own, _ in self._waiting))
-        self._end = max(end, *(own.end for _, own, _ in self._waiting))
-        memory = memory_of(wanted, self._start, self._end)
-        self._call = functools.partial(register, pool.pd, memory, wanted.access)
-        made = functools.partial(self._made, owner)
-        owner.pinning.start(self._call).add_done_callback(made)
-
-    def _made(self, starter: Registrations, making: asyncio.Future[MR]) -> None:
-        error = making.exception()
-        owner = next((one for one, _, _ in self._waiting if not one.is_closed), None)
-        if owner is not None and isinstance(error, VerbsError):
-            has_room = self._pool.drop_all(owner.pinning)
-            if has_room:
-                self.start(owner)  # once more
-                return
-        waiting, wanted = self._waiting, self._wanted
-        self._waiting, self._wanted, self._call = [], None, None
-        self._pool.in_flight.remove(self)
-        assert wanted is not None, "it was not over"
-        mr = None if error is not None else making.result()
-        for one, own, future in waiting:
-            if error is not None:
-                future.set_exception(error)
-            elif one.is_closed:
-                future.set_exception(ClosedError("this connection was closed"))
-            elif (region := self._pool.acquire(own)) is not None:
-                future.set_result(one.reused(region, own))
-            else:
-                assert mr is not None, "the first one has it contain those of all"
-                region = self._pool.add(mr, wanted, self._start, one.pinning)
-                future.set_result(one.registered(region, own))
-                mr = None
-        if mr is not None:  # another message has done it meanwhile, or nobody wants it any more
-            (owner or starter).pinning.close(mr)
+            self._used.pop().release(self.pinning.close)
+        self._pool.leave(self.pinning.close)

@@ -1,46 +1,35 @@
 # SPDX-License-Identifier: MIT
-"""Registering large memory in threads: the kernel pins its pages one by one, which takes it some
-300 ns each, and the event loop goes on meanwhile. So does letting go of them.
-"""
+"""What threads register and deregister for a connection, whose event loop goes on meanwhile."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from .. import MR, ClosedError, VerbsError
+from .._registered import SLOW, Registration
+from .._registered import _pinning as _threads
 
 _T = TypeVar("_T")
-
-SLOW: Final = 4 << 20  # bytes: less than this is pinned sooner than a thread would begin
-
-
-# Threads of our own: those of the event loop's executor can all be waiting for a message.
-THREADS: Final = 4
-_threads: ThreadPoolExecutor | None = None
-_lock = threading.Lock()  # around that, and around what is under way
+# Around what is in flight.
+_lock = threading.Lock()
 
 
-def _submit(call: Callable[..., None], *args: Any) -> None:
-    global _threads
-    with _lock:
-        if _threads is None:
-            _threads = ThreadPoolExecutor(THREADS, "cqnotify.messages")
-        _threads.submit(call, *args)
+def _renew_lock() -> None:
+    """In a forked child, where a thread of the parent that held the lock does not exist."""
+    global _lock
+    _lock = threading.Lock()
 
 
-def _forget() -> None:
-    """In a forked child, which has none of the threads."""
-    global _threads, _lock
-    _threads, _lock = None, threading.Lock()
+os.register_at_fork(after_in_child=_renew_lock)
 
 
-os.register_at_fork(after_in_child=_forget)
+Done = Callable[[Any, "BaseException | None"], None]
 
 
 class Pinning:
@@ -56,12 +45,18 @@ class Pinning:
 
     def start(self, call: Callable[[], _T]) -> asyncio.Future[_T]:
         """Call it in a thread. Nobody may cancel the future, since the thread goes on."""
-        future: asyncio.Future[_T] = self._loop.create_future()
-        self._in_flight.add(future)
-        _submit(self._run, call, future)
+        future, done = self.begin()
+        _threads.submit(self._run, call, done)
         return future
 
-    def _run(self, call: Callable[[], _T], future: asyncio.Future[_T]) -> None:
+    def begin(self) -> tuple[asyncio.Future[Any], Done]:
+        """What is done elsewhere: a future of it, and what is to be called in whichever thread,
+        with the result or an exception."""
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self._in_flight.add(future)
+        return future, functools.partial(self._done, future)
+
+    def _run(self, call: Callable[[], Any], done: Done) -> None:
         """In a thread."""
         result: Any = None
         error: BaseException | None = None
@@ -69,11 +64,17 @@ class Pinning:
             result = call()
         except BaseException as e:
             error = e
+        done(result, error)
+
+    def _done(self, future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+        """In a thread."""
         try:
             self._loop.call_soon_threadsafe(self._on_result, future, result, error)
         except RuntimeError:  # the loop was closed, and no task of it will ever use the result
             if isinstance(result, MR):
                 self.close(result)
+            elif isinstance(result, Registration):
+                result.release(self.close)
             self._ended(future)
 
     def _on_result(

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """The verbs objects of connections: how they are made, shared and closed.
 
-All connections of an event loop over one device share its context and a completion channel, and
-those that keep as much memory registered share a protection domain, so that an array for several
-peers is registered once.
+All connections over one device share its context, and a protection domain, so that an array for
+several peers is registered once: see cqnotify/_registered. Those of an event loop share a
+completion channel.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from .. import (
     QPType,
     RecvWR,
     VerbsError,
+    _registered,
 )
+from .._registered import Pool
 from .._timeouts import left_until
 from ..aio import AsyncCQ
-from ..context import is_iwarp
 from . import _wire as wire
 from ._errors import ConnectionLostError, ProtocolError
 from ._memory import Registrations, own_memory
 from ._options import LEAST_EAGER, ConnectionOptions
-from ._pool import Pool
 from ._wire import Header, Kind
 
 if TYPE_CHECKING:
@@ -51,7 +51,8 @@ ERROR_TIMEOUT = 1.0  # seconds, for an ERROR to arrive
 
 
 class Device:
-    """A device in an event loop. It is closed when the last connection is."""
+    """A device in an event loop: a completion channel for it, and what the process shares. It is
+    closed when the loop's last connection is."""
 
     _known: ClassVar[dict[tuple[int, str], Device]] = {}
 
@@ -68,31 +69,30 @@ class Device:
     def __init__(self, loop: asyncio.AbstractEventLoop, name: str) -> None:
         self._users = 0
         self._loop = loop  # so that no other loop gets its id
+        self._shared = _registered.Device.of(name)
         self.name = name
-        self.context: Context = Context(name)
+        self.context: Context = self._shared.context
+        self.max_msg_sz: int = self._shared.max_msg_sz
+        self.is_iwarp: bool = self._shared.is_iwarp
+        self.sink: AccessFlags = self._shared.sink
         try:
             self.channel: CompletionChannel = CompletionChannel(self.context)
-            self.max_msg_sz: int = self.context.query_port().max_msg_sz
         except BaseException:
-            self.context.close()
+            self._shared.leave()
             raise
-        self.is_iwarp: bool = is_iwarp(self.context)
-        # Where the device puts what it reads from a peer: iWARP sees this as writes of the peer.
-        self.sink: AccessFlags = AccessFlags.LOCAL_WRITE
-        if self.is_iwarp:
-            self.sink |= AccessFlags.REMOTE_WRITE
-        self._pools: dict[int, Pool] = {}
 
     def pool(self, options: ConnectionOptions) -> Pool:
-        """The registrations of a connection."""
-        if (
-            options.isolated or self.is_iwarp
-        ):  # where each peer could write to what another one sends
-            return Pool(PD(self.context), options.cache)
-        pool = self._pools.get(options.cache)
-        if pool is None or pool.is_closed:
-            pool = self._pools[options.cache] = Pool(PD(self.context), options.cache)
+        """The registrations of a connection, with one more user. Isolated connections have a
+        protection domain of their own; so have those on iWARP, where each peer could write to what
+        another one sends."""
+        if not self.is_private(options):
+            return self._shared.pool(options.cache)
+        pool = self._shared.new_pool(PD(self.context), options.cache)
+        pool.join()
         return pool
+
+    def is_private(self, options: ConnectionOptions) -> bool:
+        return options.isolated or self.is_iwarp
 
     def leave(self) -> None:
         self._users -= 1
@@ -101,11 +101,9 @@ class Device:
         key = id(self._loop), self.name
         if self._known.get(key) is self:
             del self._known[key]
-        try:
-            self.context.close()
-        except VerbsError:  # what is still open can be closed by another call
-            with contextlib.suppress(VerbsError):
-                self.context.close()
+        with contextlib.suppress(VerbsError):
+            self.channel.close()
+        self._shared.leave()
 
 
 class Resources:
@@ -276,10 +274,11 @@ class Resources:
         self.registrations.pinning.when_idle(self._close_last)
 
     def _close_last(self) -> None:
-        self._pool.close_if_last()
+        if self.device.is_private(self.options):
+            _close(self.pd)
         self.device.leave()
 
 
-def _close(one: CQ | QP | cm.Connection) -> None:
+def _close(one: CQ | PD | QP | cm.Connection) -> None:
     with contextlib.suppress(VerbsError):  # of a device that is gone
         one.close()

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING
 
 from . import _wire as wire
 from ._errors import ProtocolError, fresh
-from ._memory import READABLE, own_memory
+from ._memory import READABLE, Wanted, own_memory
 from ._pinning import release_result
-from ._pool import Wanted
 from ._wire import OFFER, Hello, Remote
 
 if TYPE_CHECKING:
     from .. import MR, _core
+    from .._registered import Registration
     from ._flow import Flow
-    from ._memory import Registration
     from ._queue import SendQueue
     from ._resources import Resources
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from .. import ClosedError, WCStatus, _core
+from .._registered import SLOW
 from .._timeouts import deadline
 from ..cm import DisconnectedError
 from . import _wire as wire
@@ -29,7 +30,6 @@ from ._flow import Flow
 from ._incoming import largest_read, reads_together
 from ._liveness import LivenessTimer
 from ._memory import READABLE
-from ._pinning import SLOW
 from ._queue import SendQueue
 from ._rdma_read import Reader
 from ._resources import ERROR_TIMEOUT

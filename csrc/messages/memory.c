@@ -1,10 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * MessageMemory: a buffer to be registered, and the key by which its registration is found again:
- * see _pool.py.
- *
- * The memory of a numpy array is found by its addresses. Any other buffer has a key: two buffers
- * with the same key are the same memory while either of them is in use.
+ * MessageMemory: a buffer to be registered, by its addresses: see cqnotify/_registered.
  */
 
 #include "messages/memory.h"
@@ -14,7 +10,6 @@ typedef struct {
     PyObject *view;   /* a memoryview */
     PyObject *access; /* the access flags */
     PyObject *array;  /* the numpy array that owns the memory or holds its owner; or None */
-    PyObject *key;    /* of any other buffer, or None */
     uint64_t start, end;
 } wanted;
 
@@ -62,41 +57,17 @@ static PyObject *base_of(PyObject *array, PyTypeObject *type)
     }
 }
 
-/* Returns a key that only a whole buffer shares: a part of an object, and an MR, get a unique one.
- * NULL with an exception. */
-static PyObject *key_of(const cqn_state *st, PyObject *owner, const wanted *self)
-{
-    const Py_ssize_t nbytes = PyMemoryView_GET_BUFFER(self->view)->len;
-    Py_ssize_t all = -1;
-    if (owner != NULL && !PyObject_TypeCheck(owner, st->MR)) {
-        Py_buffer whole;
-        int rc;
-        CQN_UNLOCKED(rc = PyObject_GetBuffer(owner, &whole, PyBUF_FULL_RO));
-        if (rc < 0) {
-            return NULL;
-        }
-        all = whole.len;
-        CQN_UNLOCKED(PyBuffer_Release(&whole));
-    }
-    return all == nbytes ? Py_BuildValue("(nnO)", (Py_ssize_t)(intptr_t)owner, nbytes, self->access)
-                         : PyObject_CallNoArgs((PyObject *)&PyBaseObject_Type);
-}
-
-static int find(const cqn_state *st, wanted *self)
+static int find(wanted *self)
 {
     const Py_buffer *buffer = PyMemoryView_GET_BUFFER(self->view);
     PyObject *owner = Py_XNewRef(owner_of(self->view));
     PyTypeObject *type = array_type();
     int rc = PyErr_Occurred() ? -1 : 0;
     if (rc == 0 && owner != NULL && type != NULL && PyObject_TypeCheck(owner, type)) {
-        self->start = (uint64_t)(uintptr_t)buffer->buf;
         self->array = base_of(owner, type);
         rc = self->array == NULL ? -1 : 0;
     }
-    else if (rc == 0) {
-        self->key = key_of(st, owner, self);
-        rc = self->key == NULL ? -1 : 0;
-    }
+    self->start = (uint64_t)(uintptr_t)buffer->buf;
     self->end = self->start + (uint64_t)buffer->len;
     Py_XDECREF(type);
     Py_XDECREF(owner);
@@ -111,7 +82,7 @@ PyObject *cqn_memory_new(const cqn_state *st, PyObject *view, PyObject *access)
     }
     self->view = Py_NewRef(view);
     self->access = Py_NewRef(access);
-    if (find(st, self) < 0) {
+    if (find(self) < 0) {
         Py_CLEAR(self);
     }
     return (PyObject *)self;
@@ -137,7 +108,6 @@ static int memory_traverse(PyObject *op, visitproc visit, void *arg)
     Py_VISIT(self->view);
     Py_VISIT(self->access);
     Py_VISIT(self->array);
-    Py_VISIT(self->key);
     return 0;
 }
 
@@ -148,7 +118,6 @@ static int memory_clear(PyObject *op)
     Py_CLEAR(self->view);
     Py_CLEAR(self->access);
     Py_CLEAR(self->array);
-    Py_CLEAR(self->key);
     return 0;
 }
 
@@ -167,17 +136,14 @@ static PyMemberDef memory_members[] = {
     {"access", T_OBJECT, offsetof(wanted, access), READONLY, "What is granted."},
     {"array", T_OBJECT, offsetof(wanted, array), READONLY,
      "The numpy array that has the memory; None if it is another buffer."},
-    {"key", T_OBJECT, offsetof(wanted, key), READONLY,
-     "Of another buffer: whether it is the same."},
-    {"start", T_ULONGLONG, offsetof(wanted, start), READONLY, "Where it begins in an array."},
+    {"start", T_ULONGLONG, offsetof(wanted, start), READONLY, "Where it begins."},
     {"end", T_ULONGLONG, offsetof(wanted, end), READONLY, "Where it ends."},
     {NULL, 0, 0, 0, NULL},
 };
 
 static PyType_Slot memory_slots[] = {
     {Py_tp_doc, "MessageMemory(view, access)\n--\n\n"
-                "A buffer that is to be registered: of a numpy array, from `start` to `end`; or "
-                "another one, with a `key` that says if it is the same."},
+                "A buffer that is to be registered, from `start` to `end`."},
     {Py_tp_new, memory_new},
     {Py_tp_traverse, memory_traverse},
     {Py_tp_clear, memory_clear},

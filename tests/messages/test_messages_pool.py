@@ -20,10 +20,9 @@ from messages_support import SOON, address_of, connected, data_of, took
 from support import eventually, start
 
 from cqnotify import MR, PD, AccessFlags, ClosedError, Context, messages
+from cqnotify._registered import SLOW
 from cqnotify.messages import Connection, ConnectionOptions
 from cqnotify.messages._memory import READABLE
-from cqnotify.messages._pinning import SLOW, Pinning
-from cqnotify.messages._pool import Pool, Region, Spans, Wanted, memory_of
 from cqnotify.messages._resources import Device
 
 PEERS = 8
@@ -151,12 +150,12 @@ async def test_the_one_that_began_goes_while_a_thread_registers_for_all(
     is_reusable, entered = threading.Event(), threading.Event()
 
     def register(pd: PD, memory: Any, access: AccessFlags) -> MR:
-        if access == READABLE:
+        if access & READABLE:
             entered.set()
             assert is_reusable.wait(SOON)
         return MR(pd, memory, access=access)
 
-    monkeypatch.setattr("cqnotify.messages._memory.register", register)
+    monkeypatch.setattr("cqnotify._registered._buffers.register", register)
     array = array_of(SLOW + 5)
     async with pairs(ctx) as ends:
         sending = [await start(a.send(array)) for a, _ in ends]
@@ -168,7 +167,7 @@ async def test_the_one_that_began_goes_while_a_thread_registers_for_all(
         for _, b in ends[1:]:
             assert took(await b.recv(timeout=SOON)) == [data_of(SLOW + 5)]
         await asyncio.gather(*sending[1:])
-        assert registered(ends) == (1, PEERS - 2)
+        assert registered(ends) == (1, PEERS - 1)
     assert Device._known == {}
 
 
@@ -191,7 +190,7 @@ async def test_what_a_dropped_connection_used_goes_in_the_loop(ctx: Context) -> 
         thread.start()
         thread.join(SOON)
         assert not held
-        await eventually(lambda: gc.collect() >= 0 and len(pool._users) < 4)
+        await eventually(lambda: gc.collect() >= 0 and pool._users < 4)
         peer.abort()
         await peer.aclose()
         await to_all([(a, b)], array)
@@ -261,68 +260,3 @@ async def test_a_forked_child_registers_anew(ctx: Context) -> None:
         assert os.waitstatus_to_exitcode(status) == 0
         await to_all([(a, b)], array)
         assert a.stats.memory == (1, 1, 1, LARGE)
-
-
-# ---- the pool ---------------------------------------------------------------------------------
-
-
-class At(Region):
-    def __init__(self, start: int, end: int) -> None:
-        self.start, self.end = start, end
-
-
-def test_what_contains_memory_is_found() -> None:
-    rng = random.Random(2)
-    spans, all_of_them = Spans(), list[At]()
-    for _ in range(3000):
-        start = rng.randrange(1000)
-        end = start + 1 + rng.randrange(100)
-        containing = [one for one in all_of_them if one.start <= start and end <= one.end]
-        found = spans.find(start, end)
-        assert (found is not None) == bool(containing)
-        assert found is None or found in containing
-        overlapping = [one for one in all_of_them if one.start < end and start < one.end]
-        assert set(spans.overlapping(start, end)) == set(overlapping)
-        if found is None:
-            new = At(start, end)
-            contained = [one for one in overlapping if start <= one.start and one.end <= end]
-            assert set(spans.add(new)) == set(contained)
-            all_of_them = [one for one in all_of_them if one not in contained] + [new]
-        if all_of_them and rng.random() < 0.4:
-            spans.remove(all_of_them.pop(rng.randrange(len(all_of_them))))
-
-
-async def test_nothing_is_registered_that_was_not_wanted(ctx: Context) -> None:
-    """A peer can read as much as that; it is bounded, and each byte is what it was."""
-    size, most = 1 << 20, 1 << 18
-    array = array_of(size)
-    pool, pinning, rng = Pool(PD(ctx), most), Pinning(), random.Random(3)
-    wanted_bytes = numpy.zeros(size, bool)
-    base = Wanted(memoryview(array), READABLE).start
-    in_use: list[Region] = []
-    for _ in range(1000):
-        at = rng.randrange(size - 5000)
-        one = Wanted(memoryview(array)[at : at + rng.randrange(1, 5000)], READABLE)
-        wanted_bytes[one.start - base : one.end - base] = True
-        region = pool.acquire(one)
-        if region is None:
-            first, end = pool.extent(one)
-            mr = MR(pool.pd, memory_of(one, first, end), access=READABLE)
-            region = pool.add(mr, one, first, pinning)
-        assert region.start <= one.start
-        assert one.end <= region.end
-        assert region.mr.addr == region.start
-        assert wanted_bytes[region.start - base : region.end - base].all()
-        assert not region.mr.closed
-        in_use.append(region)
-        if rng.random() < 0.6:
-            pool.release(in_use.pop(rng.randrange(len(in_use))), pinning)
-        assert pool.kept[1] <= most
-    for region in in_use:
-        pool.release(region, pinning)
-    count, nbytes = pool.kept
-    assert 0 < nbytes <= most
-    del array, one, region, in_use
-    gc.collect()
-    assert pool.kept == (0, 0), count
-    pool.pd.close()

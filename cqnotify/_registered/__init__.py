@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: MIT
+"""The registered memory of this process, for all threads and event loops.
+
+    _device.py     a device that is open once, its protection domain and its pools
+    _pool.py       registrations: found by their addresses, counted, and kept for the next user
+    _spans.py      what is registered, in the order of its addresses
+    _buffers.py    the memory behind a buffer, and what holds it
+    _guard.py      a lock, and what is done once it is free
+    _pinning.py    threads that register large memory
+
+Everything here may be called from any thread, with and without a GIL. A forked child forgets all of
+it: none of that is registered for the child.
+"""
+
+from __future__ import annotations
+
+from ._device import Device, Limits, limits, set_limits
+from ._pinning import SLOW
+from ._pool import Pool, PoolStats, Registration
+
+__all__ = [
+    "SLOW",
+    "Device",
+    "Limits",
+    "Pool",
+    "PoolStats",
+    "Registration",
+    "limits",
+    "set_limits",
+]
