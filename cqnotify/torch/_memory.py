@@ -57,12 +57,27 @@ class Registration:
         self.length: int = tensor.nbytes
         self.pending = 0
         self.active = True
-        self._mr: MR | None = None
-        if tensor.device.type == "cpu":
-            self.buffer: Any = tensor.detach().reshape(-1).view(uint8).numpy()
-        else:
-            self.buffer = self._mr = _cuda.register(memory.pd(), tensor.data_ptr(), self.length)
-        self.exposure = memory.expose(self.buffer, access=memory.READ | memory.WRITE)
+        # A numpy array of its bytes; or an MR, if the CPU cannot reach them.
+        self._whole: Any = bytes_of(tensor) if is_on_cpu(tensor) else self._register(0, self.length)
+        self.exposure = memory.expose(self._whole, access=memory.READ | memory.WRITE)
+
+    def _register(self, offset: int, length: int) -> MR:
+        return _cuda.register(memory.pd(), self.key[0] + offset, length)
+
+    def part(self, offset: int, length: int) -> Any:
+        """A range of it as cqnotify.memory takes it: for one transfer, then call free()."""
+        if length == self.length:
+            return self._whole
+        if not length:
+            return bytearray()
+        if isinstance(self._whole, MR):
+            return self._register(offset, length)
+        return self._whole[offset : offset + length]
+
+    def free(self, part: Any) -> None:
+        """End the use of a part."""
+        if isinstance(part, MR) and part is not self._whole:
+            part.close()
 
     def check(self) -> None:
         """Raise RuntimeError if it was unregistered, or is not the tensor's memory any more."""
@@ -77,8 +92,8 @@ class Registration:
         """Revoke it: the peers' next access fails. The second time nothing happens."""
         self.active = False
         self.exposure.close()
-        if self._mr is not None:
-            self._mr.close()
+        if isinstance(self._whole, MR):
+            self._whole.close()
 
 
 def check_tensor(tensor: Any) -> None:
@@ -91,6 +106,15 @@ def check_tensor(tensor: Any) -> None:
         raise ValueError("an empty tensor cannot be registered")
     if tensor.device.type not in DEVICES:
         raise ValueError(f"a tensor on {tensor.device} cannot be registered: only on cpu and cuda")
+
+
+def is_on_cpu(tensor: Any) -> bool:
+    return bool(tensor.device.type == "cpu")
+
+
+def bytes_of(tensor: Any) -> Any:
+    """A numpy array of the same memory."""
+    return tensor.detach().reshape(-1).view(uint8).numpy()
 
 
 def key_of(tensor: Any) -> tuple[int, int, str]:
@@ -116,10 +140,9 @@ class View:
         """That which has registered the memory."""
         return self._memory.transport
 
-    @property
-    def buffer(self) -> Any:
-        """Its bytes, as cqnotify.memory takes them."""
-        return self.registration.buffer[self._offset : self._offset + self._length]
+    def part(self) -> Any:
+        """Its bytes, see Registration.part()."""
+        return self.registration.part(self._offset, self._length)
 
     def size(self) -> int:
         """Return its length in bytes."""

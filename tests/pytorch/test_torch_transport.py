@@ -4,6 +4,7 @@ process."""
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import pickle
 from collections.abc import Callable
@@ -15,8 +16,8 @@ import torch
 from torch.distributed._transport import available_transports, new_transport, wait_all
 from torch_support import pair
 
-from cqnotify import Context, memory
-from cqnotify.torch import CqnotifyTransport, RemoteBuffer, _cuda
+from cqnotify import MR, PD, AccessFlags, Context, memory
+from cqnotify.torch import CqnotifyTransport, RemoteBuffer, _cuda, _memory
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("ctx")]
 
@@ -92,6 +93,32 @@ def test_without_libcuda_an_error_says_what_is_missing() -> None:
         pytest.skip("there is a card")
     with pytest.raises(RuntimeError, match=r"needs NVIDIA's libcuda\.so\.1"):
         _cuda.export(0, 4096)
+
+
+def test_memory_that_the_cpu_cannot_reach_is_transferred(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of a card: by MRs, here of the CPU's memory."""
+    made: list[MR] = []
+
+    def register(pd: PD, address: int, length: int) -> MR:
+        access = AccessFlags.LOCAL_WRITE | AccessFlags.MW_BIND
+        made.append(MR(pd, (ctypes.c_char * length).from_address(address), access=access))
+        return made[-1]
+
+    monkeypatch.setattr(_cuda, "register", register)
+    monkeypatch.setattr(_memory, "is_on_cpu", lambda tensor: False)
+    source, target = torch.arange(100, dtype=torch.uint8), torch.zeros(100, dtype=torch.uint8)
+    with pair() as (a, b):
+        there = b.register_memory(target).to_remote_buffer()
+        here = a.register_memory(source)
+        a.write(here.to_view(), there)
+        assert torch.equal(target, source)
+        a.write(here.to_view(50, 10), there)
+        a.write(here.to_view(100), there)
+        assert target.tolist() == [*range(50, 60), *range(10, 100)]
+        a.read(here.to_mutable_view(90, 10), there)
+        assert source.tolist() == [*range(90), *range(50, 60)]
+        assert [mr.closed for mr in made] == [False, False, True, True]
+    assert all(mr.closed for mr in made)
 
 
 def test_a_registered_tensor_is_registered_once() -> None:
