@@ -9,5 +9,5 @@ folder=$PWD/build/torch
 python=$(./lab build)/bin/python
 [ -e "$folder/complete" ] || "$python" tests/pytorch/environment.py "$folder" "$@"
 touch "$folder/complete"
-./lab hosts 2 -e "PYTHONPATH=$folder" -- python tests/pytorch/exchange.py
+./lab -e "PYTHONPATH=$folder" hosts 2 -- python tests/pytorch/exchange.py
 ./lab run -e "PYTHONPATH=$folder" -- python -m pytest -q -p no:cacheprovider -m torch tests/pytorch

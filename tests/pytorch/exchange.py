@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Two processes read a gigabyte of tensors from each other: on two hosts of the lab,
 
-    ./lab hosts 2 -e PYTHONPATH=FOLDER -- python tests/pytorch/exchange.py
+    ./lab -e PYTHONPATH=FOLDER hosts 2 -- python tests/pytorch/exchange.py
 
 or on one: exchange.py RANK STORE_HOST, once with rank 0 and once with 1.
 """
