@@ -14,7 +14,7 @@ import torch
 from torch.distributed import TCPStore
 from torch.distributed._transport import new_transport_rank
 
-NBYTES, TIMES = 1 << 27, 8
+NBYTES, TIMES = 1 << 25, 32
 
 
 def pattern(rank: int) -> torch.Tensor:
