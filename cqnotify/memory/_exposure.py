@@ -16,7 +16,6 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
