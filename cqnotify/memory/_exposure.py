@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from .. import MR, MW, AccessFlags, ClosedError, MWType, VerbsError
 from ._descriptor import Access, Described, Descriptor
+from ._service import CLOSED
 from ._wire import Answer, Status
 
 if TYPE_CHECKING:
@@ -180,6 +181,7 @@ class Table:
         self._exposures: dict[int, Exposure] = {}
         self._tokens: deque[int] = deque()
         self._lock = threading.RLock()
+        self._is_closed = False
 
     def __len__(self) -> int:
         return len(self._exposures)
@@ -195,7 +197,12 @@ class Table:
             return self._tokens.popleft()
 
     def add(self, exposure: Exposure) -> None:
-        self._exposures[exposure.token] = exposure
+        with self._lock:
+            if self._is_closed:
+                for registration in exposure._registrations.values():
+                    registration.release()
+                raise ClosedError(CLOSED)
+            self._exposures[exposure.token] = exposure
         if exposure.expires is not None:
             self._service.call(self._expire_later, exposure)
 
@@ -279,9 +286,17 @@ class Table:
         for opener in openers:
             self._service.call(opener.revoked, exposure.token)
 
-    def revoke_all(self) -> None:
-        for exposure in list(self._exposures.values()):
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            exposures = list(self._exposures.values())
+        for exposure in exposures:
             self.revoke(exposure)
+
+    def forget_all(self) -> None:
+        """In a forked child: closing an exposure of the parent does nothing."""
+        self._lock = threading.RLock()
+        self._exposures = {}
 
 
 def registered(exposure: Exposure, device: Device) -> Registration:
@@ -298,170 +313,6 @@ def registered(exposure: Exposure, device: Device) -> Registration:
             raise ValueError(f"{device.name} has no memory windows, which exposing an MR needs")
         else:
             registration = pool.acquire_alone(memory, access | RIGHTS[exposure.access])
-        exposure._registrations[device.name] = registration
-    return registration
-
-
-def close(self) -> None:
-        """Revoke it: the next access of each peer fails. When this returns, no peer reaches the
-        memory any more, and it is free. Any thread may call this, also twice."""
-        self._table.revoke(self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-def astuple(one: Described) -> tuple[Any, ...]:
-    return tuple([getattr(one, name) for name in Descriptor.__dataclass_fields__])
-
-
-def dtype_of(array: Any) -> str | None:
-    """The dtype of an array, as numpy.dtype() takes it; None for a dtype of fields, or no array."""
-    dtype = getattr(array, "dtype", None)
-    if dtype is None or dtype.names is not None:
-        return None
-    return str(dtype.name if dtype.kind == "V" else dtype.str)
-
-
-class Table:
-    """The exposures of the process, by token. Any thread may use it.
-
-    process, hosts, port: where peers find it.
-    """
-
-    def __init__(self, service: Service, process: str) -> None:
-        self.process: str = process
-        self.hosts: tuple[str, ...] = ()
-        self.port: int = 0  # 0: it does not listen yet
-        self._service = service
-        self._exposures: dict[int, Exposure] = {}
-        self._tokens: deque[int] = deque()
-        self._lock = threading.RLock()
-
-    def __len__(self) -> int:
-        return len(self._exposures)
-
-    def get(self, token: int) -> Exposure | None:
-        return self._exposures.get(token)
-
-    def new_token(self) -> int:
-        try:
-            return self._tokens.popleft()
-        except IndexError:
-            self._tokens.extend(struct.unpack(f"<{TOKENS}Q", os.urandom(8 * TOKENS)))
-            return self._tokens.popleft()
-
-    def add(self, exposure: Exposure) -> None:
-        self._exposures[exposure.token] = exposure
-        if exposure.expires is not None:
-            self._service.call(self._expire_later, exposure)
-
-    def _expire_later(self, exposure: Exposure) -> None:
-        """In the thread of the service."""
-        assert exposure.expires is not None, "the caller has looked"
-        left = max(0.0, exposure.expires - time.time())
-        exposure._timer = self._service.loop.call_later(left, exposure.close)
-        if exposure.closed:
-            exposure._timer.cancel()
-
-    # ---- opening ----
-
-    def open(self, token: int, opener: Opener) -> Answer:
-        """Let a connection have the memory of a token."""
-        with self._lock:
-            exposure = self._exposures.get(token)
-            if exposure is None:
-                return Answer(token, 0, 0, 0, Status.UNKNOWN)
-            try:
-                return self._grant(exposure, opener)
-            except (VerbsError, MemoryError, ClosedError):
-                return Answer(token, 0, 0, 0, Status.NO_ROOM)
-
-    def _grant(self, exposure: Exposure, opener: Opener) -> Answer:
-        registration = registered(exposure, opener.device)
-        rights = RIGHTS[exposure.access]
-        token = exposure.token
-        if opener.device.has_windows:
-            if len(opener.windows) >= MAX_WINDOWS:
-                return Answer(token, 0, 0, 0, Status.NO_ROOM)
-            mw = opener.windows.get(token)
-            if mw is None:
-                mw = MW(opener.device.pd, MWType.TYPE_2)
-                try:
-                    opener.bind(mw, token, registration, rights)
-                except BaseException:
-                    mw.close()
-                    raise
-                opener.windows[token] = mw
-            rkey = mw.rkey
-        else:
-            rkey = registration.rkey
-        exposure._openers.add(opener)
-        return Answer(token, registration.addr, exposure.length, rkey, Status.GRANTED)
-
-    def forget(self, opener: Opener) -> None:
-        """A connection has ended: close its windows."""
-        with self._lock:
-            for token, mw in opener.windows.items():
-                close(mw)
-                exposure = self._exposures.get(token)
-                if exposure is not None:
-                    exposure._openers.discard(opener)
-            opener.windows.clear()
-
-    # ---- revoking ----
-
-    def revoke(self, exposure: Exposure) -> None:
-        with self._lock:
-            if self._exposures.get(exposure.token) is not exposure:
-                return
-            del self._exposures[exposure.token]
-            openers = list(exposure._openers)
-        for opener in openers:
-            opener.settle(exposure.token)
-        with self._lock:
-            for opener in openers:
-                mw = opener.windows.pop(exposure.token, None)
-                if mw is not None:
-                    close(mw)
-            exposure._openers.clear()
-            registrations = list(exposure._registrations.values())
-            exposure._registrations.clear()
-        for registration in registrations:
-            registration.release()
-        exposure._memory = None
-        timer = exposure._timer
-        if timer is not None:
-            self._service.call(timer.cancel)
-        for opener in openers:
-            self._service.call(opener.revoked, exposure.token)
-
-    def revoke_all(self) -> None:
-        for exposure in list(self._exposures.values()):
-            self.revoke(exposure)
-
-
-def registered(exposure: Exposure, device: Device) -> Registration:
-    """The memory of an exposure on a device, registered there if it is not yet."""
-    registration = exposure._registrations.get(device.name)
-    if registration is None:
-        access = WRITING if exposure.access & Access.WRITE else AccessFlags(0)
-        if device.has_windows:
-            registration = device.default_pool.acquire(
-                exposure._memory, access | AccessFlags.MW_BIND
-            )
-        else:
-            registration = device.default_pool.acquire_alone(
-                exposure._memory, access | RIGHTS[exposure.access]
-            )
         exposure._registrations[device.name] = registration
     return registration
 
