@@ -152,7 +152,7 @@ class Connection:
         self.device = device
         self.peer = b""
         self.grants: dict[int, Grant] = {}
-        self.windows: dict[int, MW] = {}
+        self.windows: dict[int, MW | None] = {}
         self.error: Exception | None = None
         self.is_retired: bool = False
         self.uses: int = 0
@@ -209,12 +209,12 @@ class Connection:
 
     def _unmake(self) -> None:
         self._memory = memoryview(b"")
-        self._binding.clear()
         if self._timer is not None:
             self._timer.cancel()
         while self._made:
             with contextlib.suppress(VerbsError, ClosedError):  # of a device that is gone
                 self._made.pop().close()
+        self._binding.clear()
 
     def post_receives(self, qp: QP) -> None:
         """Fits `on_init` of cqnotify.cm."""
@@ -252,13 +252,14 @@ class Connection:
             with contextlib.suppress(VerbsError, ClosedError, ValueError):
                 self.qp.modify(qp_state=QPState.ERR)  # so that all complete
             self._poll_while(lambda: bool(self._binding))
-        self._table.forget(self)
+        tokens = self._table.end(self)
         if self._conn is not None:
             with contextlib.suppress(VerbsError):
                 self._conn.close()
         if self.home is not None:
             self.home.acq.close()
         self._unmake()
+        self._table.forget(self, tokens)
         for future in self._opening.values():
             if not future.done():
                 future.set_exception(self.over())
@@ -429,9 +430,10 @@ class Connection:
         """Poll the completions of frames and binds."""
         try:
             wcs = self.qp.send_cq.poll(RESERVED, spin=spin)
-        except (VerbsError, ClosedError) as e:
+        except ClosedError:  # it has ended
+            return
+        except VerbsError as e:
             self.lose(str(e))
-            self._binding.clear()  # the device does nothing any more
             return
         for wc in wcs:
             if wc.wr_id >= FRAMES:

@@ -228,7 +228,7 @@ class Process:
             said = e.private_data.rstrip(b"\0")
             if said == CROSSED:
                 raise _Crossed from e
-            text = said.decode("ascii", "replace") or f"no process listens there: {e}"
+            text = _printable(said) or f"no process listens there: {e}"
             raise RefusedError(f"{host} port {one.port} has refused the connection: {text}") from e
         except BaseException:
             conn.fail()
@@ -294,6 +294,10 @@ class Process:
         """In a forked child: all of it is the parent's."""
         self.table.forget_all()
         self.service.forget()
+
+
+def _printable(said: bytes) -> str:
+    return "".join(chr(c) if 32 <= c < 127 else "?" for c in said)
 
 
 def _explained(error: Exception) -> Exception:
