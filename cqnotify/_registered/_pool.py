@@ -74,7 +74,7 @@ class Registration:
         self, pool: Pool, region: Region | None, mr: MR, addr: int, nbytes: int, is_new: bool
     ) -> None:
         self._pool = pool
-        self._region = region  # None: of an MR that was given
+        self._region = region  # None: of an MR that was given, or of one that is in no table
         self.mr: MR = mr
         self.addr: int = addr
         self.nbytes: int = nbytes
@@ -98,7 +98,10 @@ class Registration:
         if region is not None:
             mrs = self._pool.table.release(region)
             if mrs:
-                _close_all(mrs, close)
+                close_all(mrs, close)
+        elif self.is_new:  # it is in no table
+            self.is_new = False
+            close_all([self.mr], close)
 
 
 def _registration(pool: Pool, region: Region, wanted: Wanted, is_new: bool) -> Registration:
@@ -154,7 +157,7 @@ class Pool:
         """max_bytes, max_registrations: of what stays registered that nothing uses."""
         self.pd: PD = pd
         self.table: _core.RegisteredTable = _core.RegisteredTable(
-            max_bytes, max_registrations, _close_all
+            max_bytes, max_registrations, close_all
         )
         self._has_windows = has_windows
         # Around the list of what is being registered. A finalizer that interrupts a thread which
@@ -170,14 +173,14 @@ class Pool:
 
     def leave(self, close: Close | None = None) -> None:
         """With the last user goes what is kept."""
-        _close_all(self.table.leave(), close)
+        close_all(self.table.leave(), close)
 
     def close(self) -> None:
         """The device is closed, and what is kept with it."""
-        _close_all(self.table.drop_all())
+        close_all(self.table.drop_all())
 
     def set_limits(self, max_bytes: int, max_registrations: int) -> None:
-        _close_all(self.table.set_limits(max_bytes, max_registrations))
+        close_all(self.table.set_limits(max_bytes, max_registrations))
 
     @property
     def stats(self) -> PoolStats:
@@ -202,7 +205,14 @@ class Pool:
 
     def acquire_alone(self, buffer: AnyBuffer, access: AccessFlags) -> Registration:
         """One of its own, which nobody else finds and which ends with release()."""
-        return self._acquire_unlisted(_buffers.wanted_of(buffer, access))
+        one = _Registering(_buffers.wanted_of(buffer, access), access)
+        mr = one.register(self.pd)
+        return Registration(self, None, mr, mr.addr, mr.length, True)
+
+    def taken_over(self, region: Region, start: int, nbytes: int) -> Registration:
+        """The registration of memory for which the caller uses a region already."""
+        addr = region.mr.addr + start - region.start
+        return Registration(self, region, region.mr, addr, nbytes, False)
 
     async def acquire_async(self, buffer: AnyBuffer | MR, access: AccessFlags) -> Registration:
         """The same in an event loop, which goes on meanwhile."""
@@ -297,7 +307,7 @@ class Pool:
             mrs.append(mr)
         elif one.is_watched and mr.length <= self.table.max_bytes:
             _watch(self.table, region, one.wanted.array)
-        _close_all(mrs)
+        close_all(mrs)
         return region
 
     def _join(self, wanted: Wanted, done: Done) -> _Registering | None:
@@ -377,6 +387,6 @@ def _deregister(mr: MR) -> None:
         _close_here(mr)
 
 
-def _close_all(mrs: list[MR], close: Close | None = None) -> None:
+def close_all(mrs: list[MR], close: Close | None = None) -> None:
     for mr in mrs:
         (close or _deregister)(mr)

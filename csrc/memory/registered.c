@@ -382,6 +382,30 @@ static PyObject *table_acquire(PyObject *op, PyObject *args)
     return region == NULL && !PyErr_Occurred() ? Py_NewRef(Py_None) : (PyObject *)region;
 }
 
+static PyObject *table_locate(PyObject *op, PyObject *args)
+{
+    CQN_LOCKED;
+    PyObject *buffer;
+    unsigned int access;
+    if (!PyArg_ParseTuple(args, "OI:locate", &buffer, &access)) {
+        return NULL;
+    }
+    Py_buffer view;
+    int rc;
+    CQN_UNLOCKED(
+        rc = PyObject_GetBuffer(buffer, &view, access & WRITES ? PyBUF_WRITABLE : PyBUF_SIMPLE));
+    if (rc < 0) {
+        return NULL;
+    }
+    const uint64_t start = (uint64_t)(uintptr_t)view.buf;
+    cqn_region *region =
+        cqn_registered_find((cqn_registered *)op, start, start + (uint64_t)view.len, access);
+    CQN_UNLOCKED(PyBuffer_Release(&view));
+    return region == NULL
+               ? Py_NewRef(Py_None)
+               : Py_BuildValue("NK", region, (unsigned long long)(start - region->start));
+}
+
 static PyObject *table_find(PyObject *op, PyObject *args)
 {
     CQN_LOCKED;
@@ -685,6 +709,9 @@ static PyMethodDef table_methods[] = {
     {"acquire", table_acquire, METH_VARARGS,
      "acquire($self, buffer, access, /)\n--\n\n"
      "Return the region that contains the buffer, with one more user; None if there is none."},
+    {"locate", table_locate, METH_VARARGS,
+     "locate($self, buffer, access, /)\n--\n\n"
+     "The same as acquire(), with the offset of the buffer in the region's MR."},
     {"find", table_find, METH_VARARGS,
      "find($self, start, end, access, /)\n--\n\nThe same for addresses."},
     {"has", table_has, METH_VARARGS,

@@ -4,6 +4,7 @@
  *
  *   registered.c       RegisteredTable: what is registered, used and kept; RegisteredRegion
  *   wanted.c           WantedMemory: a buffer to be registered
+ *   exposure.c         Exposure and ExposureTable: exposing what is registered
  *
  * Python registers and deregisters; what is frequent is here: a region is found, used and released.
  * All of it is done under the GIL without running any other code in between, and what can run some,
@@ -70,5 +71,8 @@ cqn_region *cqn_registered_find(cqn_registered *self, uint64_t start, uint64_t e
 void cqn_registered_release(cqn_region *region);
 
 extern PyType_Spec cqn_registered_spec, cqn_region_spec;
+
+/* exposure.c */
+extern PyType_Spec cqn_exposure_spec, cqn_exposure_table_spec;
 
 #endif
