@@ -20,6 +20,7 @@ from typing import (
     final,
     overload,
 )
+from weakref import ref
 
 from typing_extensions import Buffer, TypeVar, disjoint_base
 
@@ -1328,7 +1329,7 @@ class RegisteredRegion:
     def end(self) -> int: ...
     @property
     def access(self) -> int: ...
-    def watch(self, array: Any, /) -> None: ...
+    def watch(self, array: Any, weak: ref[Any], /) -> None: ...
 
 @final
 class RegisteredTable:

@@ -356,7 +356,7 @@ def _watch(table: _core.RegisteredTable, region: Region, array: Any) -> None:
             region.mr.close()
         table.forget(region)
 
-    region.watch(weakref.ref(array, gone))
+    region.watch(array, weakref.ref(array, gone))
 
 
 def _close_here(mr: MR) -> None:

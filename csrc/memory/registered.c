@@ -306,19 +306,29 @@ static void region_dealloc(PyObject *op)
     Py_DECREF(type);
 }
 
-static PyObject *region_watch(PyObject *op, PyObject *array)
+static PyObject *region_watch(PyObject *op, PyObject *args)
 {
     CQN_LOCKED;
-    PyObject *old = ((cqn_region *)op)->array;
-    ((cqn_region *)op)->array = Py_NewRef(array);
+    cqn_region *self = (cqn_region *)op;
+    PyObject *array, *weak, *old = self->array;
+    if (!PyArg_ParseTuple(args, "OO:watch", &array, &weak)) {
+        return NULL;
+    }
+    if (!PyWeakref_Check(weak)) {
+        PyErr_SetString(PyExc_TypeError, "weak must be a weak reference to the array");
+        return NULL;
+    }
+    self->array = Py_NewRef(weak);
+    self->array_id = array;
     Py_XDECREF(old);
     Py_RETURN_NONE;
 }
 
 static PyMethodDef region_methods[] = {
-    {"watch", region_watch, METH_O,
-     "watch($self, array, /)\n--\n\n"
-     "Keep it when nothing uses it, for the array of this weak reference."},
+    {"watch", region_watch, METH_VARARGS,
+     "watch($self, array, weak, /)\n--\n\n"
+     "Keep it when nothing uses it. `weak` is a weak reference to the array that has the memory; "
+     "its callback calls forget()."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -413,23 +423,6 @@ static PyObject *table_has(PyObject *op, PyObject *args)
     return PyBool_FromLong(region != NULL);
 }
 
-/* Returns whether a weak reference is to this object; for None, never. */
-static bool leads_to(PyObject *weak, PyObject *object)
-{
-#if PY_VERSION_HEX >= 0x030D0000
-    PyObject *array = NULL;
-    if (weak == NULL || PyWeakref_GetRef(weak, &array) < 0) {
-        PyErr_Clear();
-        return false;
-    }
-    const bool same = array == object && array != NULL;
-    Py_XDECREF(array); /* the caller has a reference to `object` */
-    return same;
-#else
-    return weak != NULL && object != Py_None && PyWeakref_GetObject(weak) == object;
-#endif
-}
-
 static PyObject *table_extent(PyObject *op, PyObject *args)
 {
     CQN_LOCKED;
@@ -447,7 +440,7 @@ static PyObject *table_extent(PyObject *op, PyObject *args)
         if (region->end <= start) {
             break;
         }
-        if (leads_to(region->array, array)) {
+        if (region->array != NULL && region->array_id == array) {
             low = region->start < low ? region->start : low;
             high = region->end > high ? region->end : high;
         }

@@ -511,9 +511,9 @@ one.release()
 device.leave()
 assert device.context.closed
 '''
-ids = [create({own_gil}) for _ in range(2)]
-in_threads(ids, code)
-for i in ids: interpreters.destroy(i)
+for i in [create({own_gil}) for _ in range(2)]:
+    run(i, code)
+    interpreters.destroy(i)
 assert Device.all() == [mine] and not mine.context.closed
 mine.leave()
 """)

@@ -125,7 +125,7 @@ def test_the_extent_of_a_slice_is_bounded_and_of_one_array(pd: PD) -> None:
     memory = Memory(pd, table)
     regions = [memory.add(start, start + 1000)[0] for start in (0, 1500, 5000)]
     for region in regions:
-        region.watch(weakref.ref(memory.array))
+        region.watch(memory.array, weakref.ref(memory.array))
 
     def extent(start: int, end: int, array: Any) -> tuple[int, int]:
         low, high = table.extent(memory.base + start, memory.base + end, 0, array)
@@ -148,7 +148,7 @@ def test_what_is_kept_is_bounded_by_number_and_bytes_the_oldest_first(pd: PD) ->
 
     def kept(start: int, nbytes: int) -> list[MR] | None:
         region, _ = memory.add(start, start + nbytes)
-        region.watch(weakref.ref(memory.array))
+        region.watch(memory.array, weakref.ref(memory.array))
         return table.release(region)
 
     assert [close(kept(start, 1000)) for start in (0, 2000, 4000)] == [0, 0, 0]
@@ -172,7 +172,7 @@ def test_without_users_nothing_is_kept(pd: PD) -> None:
     memory = Memory(pd, table)
     for is_kept in (True, False):
         region, _ = memory.add(0, 4096)
-        region.watch(weakref.ref(memory.array))
+        region.watch(memory.array, weakref.ref(memory.array))
         assert close(table.release(region)) == (0 if is_kept else 1)
         if is_kept:
             assert close(table.leave()) == 1
