@@ -96,8 +96,9 @@ class Registration:
         default that is done here, or in a thread if it takes long and an event loop runs here."""
         region, self._region = self._region, None
         if region is not None:
-            mrs = self._pool.table.release(region)
-            if mrs:
+            dropped = self._pool.table.release(region)
+            if dropped is not None:
+                mrs, _holder = dropped  # the memory is freed after that, if this is the last use
                 _close_all(mrs, close)
 
 
@@ -367,10 +368,11 @@ def _close_here(mr: MR) -> None:
 
 def _deregister(mr: MR) -> None:
     """In a thread if that takes long, and if an event loop runs here."""
-    if mr.length >= SLOW and asyncio._get_running_loop() is not None:
-        submit(_close_here, mr)
-    else:
-        _close_here(mr)
+    with contextlib.suppress(ClosedError):  # as its array is freed elsewhere
+        if mr.length >= SLOW and asyncio._get_running_loop() is not None:
+            submit(_close_here, mr)
+        else:
+            _close_here(mr)
 
 
 def _close_all(mrs: list[MR], close: Close | None = None) -> None:

@@ -542,7 +542,9 @@ static PyObject *table_release(PyObject *op, PyObject *arg)
         return NULL;
     }
     PyObject *holder = unuse(region, &chain);
-    PyObject *result = chain == NULL ? Py_NewRef(Py_None) : dropped(chain);
+    PyObject *result = chain == NULL
+                           ? Py_NewRef(Py_None)
+                           : Py_BuildValue("NO", dropped(chain), holder == NULL ? Py_None : holder);
     Py_XDECREF(holder); /* last: this may free the array */
     return result;
 }
@@ -692,7 +694,8 @@ static PyMethodDef table_methods[] = {
      "a list of MRs that are needed no more."},
     {"release", table_release, METH_O,
      "release($self, region, /)\n--\n\n"
-     "End one use. Return a list of MRs to be closed, or None."},
+     "End one use. Return None; or a list of MRs to be closed, and an object to be kept "
+     "meanwhile."},
     {"forget", table_forget, METH_O,
      "forget($self, region, /)\n--\n\nIts array was freed, and its MR closed."},
     {"drop_oldest", table_drop_oldest, METH_NOARGS,

@@ -371,7 +371,8 @@ def test_threads_acquire_and_release_at_once(pool: Pool) -> None:
         thread.start()
     for thread in threads:
         thread.join(DEADLINE)
-    assert failed == []
+    if failed:
+        raise failed[0]
     stats = pool.stats
     assert stats.in_use == stats.in_use_bytes == 0
     assert stats.registered + stats.reused >= 1800
