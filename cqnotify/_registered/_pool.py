@@ -96,9 +96,7 @@ class Registration:
         default that is done here, or in a thread if it takes long and an event loop runs here."""
         region, self._region = self._region, None
         if region is not None:
-            mrs = self._pool.table.release(region)
-            if mrs:
-                close_all(mrs, close)
+            end_use(self._pool.table, region, close)
         elif self.is_new:  # it is in no table
             self.is_new = False
             close_all([self.mr], close)
@@ -370,7 +368,7 @@ def _watch(table: _core.RegisteredTable, region: Region, array: Any) -> None:
             region.mr.close()
         table.forget(region)
 
-    region.watch(weakref.ref(array, gone))
+    region.watch(array, weakref.ref(array, gone))
 
 
 def _close_here(mr: MR) -> None:
@@ -381,10 +379,19 @@ def _close_here(mr: MR) -> None:
 
 def _deregister(mr: MR) -> None:
     """In a thread if that takes long, and if an event loop runs here."""
-    if mr.length >= SLOW and asyncio._get_running_loop() is not None:
-        submit(_close_here, mr)
-    else:
-        _close_here(mr)
+    with contextlib.suppress(ClosedError):  # as its array is freed elsewhere
+        if mr.length >= SLOW and asyncio._get_running_loop() is not None:
+            submit(_close_here, mr)
+        else:
+            _close_here(mr)
+
+
+def end_use(table: _core.RegisteredTable, region: Region, close: Close | None = None) -> None:
+    """End one use of a region, see Registration.release()."""
+    dropped = table.release(region)
+    if dropped is not None:
+        mrs, _holder = dropped  # the memory is freed after that, if this is the last use
+        close_all(mrs, close)
 
 
 def close_all(mrs: list[MR], close: Close | None = None) -> None:

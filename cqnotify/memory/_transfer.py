@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from .. import MR, AccessFlags, AsyncEventError, ClosedError, CompletionError, VerbsError, WCStatus
-from .._registered import bytes_of, close_all
+from .._registered import bytes_of, end_use
 from .._timeouts import seconds_of
 from ._connection import Again, Connection, Grant, Home
 from ._descriptor import Access, Described
@@ -21,7 +21,6 @@ from ._errors import RevokedError, TransferError
 from ._process import Process, current, in_service
 
 if TYPE_CHECKING:
-    from .._core import RegisteredRegion, RegisteredTable
     from .._core import _Buffer as AnyBuffer
 
 PIECE: Final = 1 << 20  # bytes of a read or write
@@ -247,12 +246,6 @@ class Transfer:
         except BaseException:
             self._stop = True
             raise
-
-
-def end_use(table: RegisteredTable, region: RegisteredRegion) -> None:
-    mrs = table.release(region)
-    if mrs:
-        close_all(mrs)
 
 
 async def _settled(conn: Connection, again: Coroutine[Any, Any, object]) -> None:

@@ -26,6 +26,7 @@ typedef struct cqn_region {
     cqn_mr *mr;            /* strong */
     PyObject *holder;      /* strong, or NULL */
     PyObject *array;       /* a weak reference, or NULL */
+    const void *array_id;  /* where the array is, for as long as `array` is set */
     uint64_t start, end;   /* addresses in this process */
     unsigned int access;
     uint32_t users;
