@@ -86,14 +86,14 @@ class Home:
         self.leaving: asyncio.Future[None] | None = None  # of the service, which waits for it
         self._probe = probe
         self._timer: asyncio.TimerHandle | None = None
-        self._lock = threading.RLock()
+
+    # What follows is called in the thread of the loop; or when that is closed.
 
     def enter(self) -> bool:
-        """Begin a transfer, in the thread of the loop. Return False if it must go elsewhere."""
-        with self._lock:
-            if self.leaving is not None:
-                return False
-            self.active += 1
+        """Begin a transfer. Return False if it must go elsewhere."""
+        if self.leaving is not None:
+            return False
+        self.active += 1
         if self._timer is None:
             self._timer = self.loop.call_later(PROBE_INTERVAL, self._on_timer)
         return True
@@ -108,22 +108,17 @@ class Home:
 
     def left(self) -> None:
         """A transfer has ended."""
-        with self._lock:
-            self.active -= 1
-            is_last = self.leaving is not None and not self.active
-        if is_last:
+        self.active -= 1
+        if self.leaving is not None and not self.active:
             self._leave()
 
     def leave(self, future: asyncio.Future[None]) -> None:
-        """Close the AsyncCQ as soon as no transfer uses it, and then set a future of the service.
-        Called in the thread of the loop, or when that is closed."""
-        with self._lock:
-            if self.leaving is not None:
-                return
+        """Close the AsyncCQ as soon as no transfer uses it, and then set a future of the
+        service."""
+        if self.leaving is None:
             self.leaving = future
-            is_last = not self.active or self.loop.is_closed()
-        if is_last:
-            self._leave()
+            if not self.active or self.loop.is_closed():
+                self._leave()
 
     def _leave(self) -> None:
         self.acq.close()
@@ -289,15 +284,20 @@ class Connection:
         """The home for a transfer in the running loop, which ends with Home.left(); None if the
         transfer must run in the service."""
         home = self.home
-        if home is None or (home.loop is not loop and home.loop.is_closed()):
+        if home is None or home.loop is not loop:
+            home = self._move_home(home, loop)
+        return home if home is not None and home.enter() else None
+
+    def _move_home(self, home: Home | None, loop: asyncio.AbstractEventLoop) -> Home | None:
+        """Make the running loop the home, if there is none or that of a closed loop."""
+        if home is None or home.loop.is_closed():
             with self._lock:
                 if self.home is home and self.error is None:
                     if home is not None:
                         home.acq.close()
-                    home = self.home = Home(loop, self.qp.send_cq, self.probe)
-                else:
-                    home = self.home
-        return home if home is not None and home.loop is loop and home.enter() else None
+                    self.home = Home(loop, self.qp.send_cq, self.probe)
+        home = self.home
+        return home if home is not None and home.loop is loop else None
 
     async def acquire_here(self) -> Home:
         """The same in the service, into which the send CQ moves, for good."""
@@ -487,8 +487,7 @@ class Connection:
         if self.device.is_iwarp or self.error is not None or (slot := self._slot()) is None:
             return
         try:
-            there = {"remote_addr": 0, "rkey": 0}
-            self.qp.post_send(None, opcode=WROpcode.RDMA_WRITE, wr_id=slot, **there)
+            self.qp.post_send(None, opcode=WROpcode.RDMA_WRITE, wr_id=slot, remote_addr=0, rkey=0)
         except (VerbsError, ClosedError) as e:
             self.lose(str(e))
 

@@ -52,6 +52,7 @@ class Process:
         self._all: set[Connection] = set()
         self._making: dict[str, asyncio.Future[Connection | None]] = {}
         self._devices: dict[str, Device] = {}
+        self._default: Device | None = None
         self._half_open = 0
         self._is_closed = False
         self._lock = threading.Lock()
@@ -60,6 +61,8 @@ class Process:
 
     def device(self, name: str | None = None) -> Device:
         """A device, by default the first one; it stays open."""
+        if name is None and self._default is not None:
+            return self._default
         if name is None:
             found = devices()
             if not found:
@@ -70,6 +73,7 @@ class Process:
             if device is None:
                 device = self._devices[name] = Device.of(name)
                 device.default_pool.join()
+                self._default = self._default or device
             return device
 
     def listen(self, host: str | None, port: int) -> None:

@@ -5,24 +5,20 @@ a descriptor that lies leads to an error."""
 from __future__ import annotations
 
 import asyncio
-import errno
 import json
 import random
 import resource
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import numpy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_support import connection_to, pattern
 from raw_process import AT, SIZE, Raw, raw_client, raw_server
-from support import DEADLINE, cancel, eventually, is_rxe, start, tick
+from support import DEADLINE, cancel, eventually, is_rxe, start
 
 from cqnotify import (
-    MR,
-    AccessFlags,
     CompletionError,
     Context,
     VerbsError,
@@ -33,7 +29,6 @@ from cqnotify import (
 from cqnotify.memory import (
     READ,
     WRITE,
-    Access,
     ConnectionLostError,
     Descriptor,
     RefusedError,
@@ -43,7 +38,7 @@ from cqnotify.memory import (
 )
 from cqnotify.memory import _process as process_module
 from cqnotify.memory import _wire as wire
-from cqnotify.memory._connection import FRAMES, Connection
+from cqnotify.memory._connection import FRAMES
 from cqnotify.memory._process import current
 from cqnotify.memory._wire import Answer, Kind
 
