@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     class BaseWork:
         def __init__(self) -> None: ...
 
-    class BaseTransport(ABC):
+    class TorchTransport(ABC):
         device: Any
         _default_timeout: float | None
 
@@ -41,7 +41,7 @@ else:
     try:
         from torch import Tensor, strided, uint8
         from torch.distributed import Work as BaseWork
-        from torch.distributed._transport import Transport as BaseTransport
+        from torch.distributed._transport import Transport as TorchTransport
         from torch.distributed._transport import wait_all
         from torch.futures import Future as TorchFuture
     except ImportError as error:
@@ -61,6 +61,27 @@ __all__ = [
     "uint8",
     "wait_all",
 ]
+
+
+class BaseTransport(TorchTransport):
+    """What a transport inherits. Subclasses override `_check_transfer`, which the transfers in CUDA
+    streams call, too."""
+
+    def set_timeout(self, seconds: float) -> None:
+        """Set how long read_async() and so on wait, if they are given no other timeout."""
+        self._default_timeout = seconds
+
+    def check_device(self, device: Any) -> None:
+        """Raise ValueError unless tensors of that device may be registered."""
+        self._check_device(device)
+
+    def views_in_streams(self) -> list[Any]:
+        """The views that transfers in CUDA streams use."""
+        return self._cuda_stream_views()
+
+    def close_streams(self) -> None:
+        """Wait for the transfers in CUDA streams."""
+        self._close_cuda_streams()
 
 
 def seconds_of(timeout: timedelta) -> float | None:

@@ -39,7 +39,8 @@ class CqnotifyTransport(BaseTransport):
         super().__init__(device)
         if self.device is not None and self.device.type not in DEVICES:
             raise ValueError(f"device {device}: only tensors on cpu and cuda can be registered")
-        self._default_timeout = self._seconds(timeout)
+        self._timeout = timeout
+        self.set_timeout(self._seconds(timeout))
         # Peers read it to find out that this transport is there.
         self._presence = memory.expose(bytearray(1), access=memory.READ)
         self.endpoint = self._presence.process + secrets.token_hex(8)
@@ -104,7 +105,7 @@ class CqnotifyTransport(BaseTransport):
         """
         self._check_open()
         check_tensor(tensor)
-        self._check_device(tensor.device)
+        self.check_device(tensor.device)
         with self._changed:
             if known := self._registrations.get(key_of(tensor)):
                 return Memory(self, known)
@@ -128,7 +129,7 @@ class CqnotifyTransport(BaseTransport):
             if not registration.active:
                 return
             used = registration.pending
-            used += any(view.registration is registration for view in self._cuda_stream_views())
+            used += any(view.registration is registration for view in self.views_in_streams())
             if used:
                 raise RuntimeError(f"{used} transfers use this memory: wait for them first")
             registration.active = False
@@ -254,9 +255,9 @@ class CqnotifyTransport(BaseTransport):
                 raise TimeoutError(self._still()) from None
         await asyncio.to_thread(self._free)
 
-    def _begin_close(self, timeout: float | None) -> float | None:
+    def _begin_close(self, timeout: float | None) -> float:
         seconds = self._seconds(timeout)
-        self._close_cuda_streams()
+        self.close_streams()
         with self._changed:
             self._closing = True
         return seconds
@@ -276,9 +277,9 @@ class CqnotifyTransport(BaseTransport):
         if self._closing:
             raise RuntimeError("this transport is closed")
 
-    def _seconds(self, timeout: float | None) -> float | None:
+    def _seconds(self, timeout: float | None) -> float:
         if timeout is None:
-            return self._default_timeout
+            return self._timeout
         if not (math.isfinite(timeout) and timeout >= 0):
             raise ValueError(f"timeout {timeout}: it must be finite, and not negative")
         return timeout
