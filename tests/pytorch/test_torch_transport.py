@@ -95,6 +95,7 @@ def test_without_libcuda_an_error_says_what_is_missing() -> None:
         _cuda.export(0, 4096)
 
 
+@pytest.mark.not_on_iwarp("without memory windows no MR is exposed")
 def test_memory_that_the_cpu_cannot_reach_is_transferred(monkeypatch: pytest.MonkeyPatch) -> None:
     """As that of a card: by MRs, here of the CPU's memory."""
     made: list[MR] = []
@@ -328,6 +329,7 @@ def test_closing_ends_all_and_may_be_done_twice() -> None:
                 call()
 
 
+@pytest.mark.not_on_iwarp("there the pool does not count what is exposed")
 def test_nothing_stays_exposed_or_registered() -> None:
     def used() -> int:
         return memory.stats().in_use
