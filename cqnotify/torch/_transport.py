@@ -24,6 +24,9 @@ from ._memory import (
 )
 from ._work import Work, refuse_in_a_callback
 
+# After these the peer cannot be reached.
+LOST = (memory.ConnectionLostError, memory.RefusedError)
+
 
 class CqnotifyTransport(BaseTransport):
     """One-sided transfers of tensors by RDMA, over `cqnotify.memory`.
@@ -201,7 +204,7 @@ class CqnotifyTransport(BaseTransport):
         def settled(work: Work, error: BaseException | None) -> None:
             view.registration.free(part)
             with self._changed:
-                if error is None or isinstance(error, memory.ConnectionLostError):
+                if error is None or isinstance(error, LOST):
                     self._lost = error is not None
                 view.registration.pending -= 1
                 self._pending.discard(work)

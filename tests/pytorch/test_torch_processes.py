@@ -20,7 +20,7 @@ from torch_support import Peer, peer
 from cqnotify import memory
 from cqnotify.torch import CqnotifyTransport, RemoteBuffer, Work
 
-pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("conversation")]
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("ctx")]
 
 A_MOMENT = timedelta(seconds=0.2)
 LARGE = 1 << 26  # bytes
@@ -200,13 +200,16 @@ def test_a_callback_may_begin_transfers_and_wait_for_none(transport: CqnotifyTra
 
 def test_all_works_fail_when_the_peer_is_killed(transport: CqnotifyTransport) -> None:
     with peer(4096) as other:
-        _, works = pending(transport, other, 500)
+        target, works = pending(transport, other, 500)
         with pytest.raises(TimeoutError):
             works[0].wait(A_MOMENT)
         other.kill()
         for work in works:
             with pytest.raises(memory.TransferError):
                 work.wait()
+        assert not transport.connected()
+        with pytest.raises(memory.TransferError):
+            transport.read(transport.register_memory(target).to_mutable_view(), other.buffers[0])
         assert not transport.connected()
 
 
