@@ -140,11 +140,13 @@ class Transfer:
                         continue
                 conn.uses += 1
                 try:
-                    return await self._over(conn, grant, home)
-                except ENDS as e:
-                    lost = conn.failed(e)
-                    if isinstance(lost, RevokedError) or not self._may_go_on(e):
-                        raise lost from e
+                    await self._register(conn)
+                    try:
+                        return await self._over(conn, grant, home)
+                    except ENDS as e:
+                        lost = conn.failed(e)
+                        if isinstance(lost, RevokedError) or not self._may_go_on(e):
+                            raise lost from e
                     self._release()  # the next connection may be one of another device
                 finally:
                     home.left()
@@ -174,12 +176,13 @@ class Transfer:
         self._attempted = self.nbytes_done
         return self._attempts < ATTEMPTS
 
+    async def _register(self, conn: Connection) -> None:
+        access = AccessFlags(0) if self._writes else conn.device.sink
+        pool = conn.device.default_pool
+        self._registration = await pool.acquire_async(self._buffer, access)
+
     async def _over(self, conn: Connection, grant: Grant, home: Home) -> None:
         """Transfer what is missing over a connection."""
-        if self._registration is None:
-            access = AccessFlags(0) if self._writes else conn.device.sink
-            pool = conn.device.default_pool
-            self._registration = await pool.acquire_async(self._buffer, access)
         left = self.nbytes - self.nbytes_done
         if left <= PIECE:
             await self._piece(conn, grant, home, self.nbytes_done, left)
@@ -190,7 +193,7 @@ class Transfer:
         self, conn: Connection, grant: Grant, home: Home, start: int, nbytes: int
     ) -> None:
         registration = self._registration
-        assert registration is not None, "_over() has made it"
+        assert registration is not None, "_register() has made it"
         sge = registration.sge(start, nbytes)
         call = home.acq.write if self._writes else home.acq.read
         addr = grant.addr + self._at + start
@@ -233,7 +236,7 @@ class Transfer:
 
     async def _worker(self, conn: Connection, grant: Grant, home: Home) -> None:
         registration = self._registration
-        assert registration is not None, "_over() has made it"
+        assert registration is not None, "_register() has made it"
         call = home.acq.write if self._writes else home.acq.read
         try:
             while not self._stop and (start := self._next) < self.nbytes:
