@@ -143,12 +143,12 @@ class Transfer:
                 try:
                     await self._over(conn, grant, home, mr, start)
                     return self._result
+                except ENDS as e:
+                    lost = conn.failed(e)
+                    if isinstance(lost, RevokedError) or not self._may_go_on(e):
+                        raise lost from e
                 finally:
                     release()
-            except ENDS as e:
-                lost = conn.failed(e)
-                if isinstance(lost, RevokedError) or not self._may_go_on(e):
-                    raise lost from e
             finally:
                 home.left()
 
