@@ -63,7 +63,11 @@ PEER_ACCESS: Final = AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE
 
 
 class Again(Exception):
-    """The connection has ended because of another transfer: go on over the next."""
+    """The connection has ended, perhaps because of another transfer: go on over the next."""
+
+    def __init__(self, lost: ConnectionLostError) -> None:
+        super().__init__(lost)
+        self.lost = lost
 
 
 class Grant(NamedTuple):
@@ -149,6 +153,7 @@ class Connection:
         self.grants: dict[int, Grant] = {}
         self.windows: dict[int, MW | None] = {}
         self.error: Exception | None = None
+        self._again = False
         self.is_retired: bool = False
         self.uses: int = 0
         self.home: Home | None = None
@@ -230,14 +235,15 @@ class Connection:
     async def _watch(self) -> None:
         assert self._conn is not None, "it was made"
         await self._conn.wait_closed()
-        self.lose(f"the connection has ended: {self._conn.error}")
+        self.lose(f"the connection has ended: {self._conn.error}", again=True)
 
-    def lose(self, why: str) -> None:
-        """It is over. Called in any thread, more than once."""
+    def lose(self, why: str, *, again: bool = False) -> None:
+        """It is over. Called in any thread, more than once. again: another may do better."""
         with self._lock:
             if self.error is not None:
                 return
             self.error = ConnectionLostError(why)
+            self._again = again
         self._service.call(self._end)
 
     def _end(self) -> None:
@@ -266,9 +272,8 @@ class Connection:
 
     def over(self) -> Exception:
         """What to raise in a transfer that has not begun: the connection has ended."""
-        if isinstance(self.error, RevokedError) or self.is_retired:
-            return Again()
-        return ConnectionLostError(str(self.error))
+        lost = ConnectionLostError(str(self.error))
+        return Again(lost) if self._again or self.is_retired else lost
 
     def fail(self) -> None:
         """Close it without having been made."""
@@ -324,7 +329,7 @@ class Connection:
                 self.is_retired = True  # nobody knows when that loop goes on
                 if not home.active:
                     self.lose("the event loop that has used it stands still")
-                raise Again
+                raise Again(ConnectionLostError(str(self.error)))
         return home
 
     def leave(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -345,7 +350,7 @@ class Connection:
         """Why a transfer has failed, of which the device, or the queue pair, says `error`."""
         status = error.wc.status if isinstance(error, CompletionError) else None
         if status == WCStatus.REM_ACCESS_ERR:
-            self.lose("the peer has revoked memory that another transfer was using")
+            self.lose("the peer has revoked memory that another transfer used", again=True)
             return RevokedError("the memory is not exposed any more")
         if isinstance(status, WCStatus) and status is not WCStatus.WR_FLUSH_ERR:
             self.lose(f"the peer does not answer, or has failed: {status.name}")

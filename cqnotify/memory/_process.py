@@ -27,6 +27,7 @@ _T = TypeVar("_T")
 CONNECT_TIMEOUT: Final = 10.0  # seconds
 CROSSED: Final = b"cqnM crossed"  # both connect at a time: the peer uses our connection
 CROSSED_TIMEOUT: Final = 10.0  # seconds until that has arrived
+ATTEMPTS: Final = 8  # connections that are lost while a token is opened
 MAX_HALF_OPEN: Final = 64  # peers whose connections are being made
 KEEPALIVE: Final = 60.0  # seconds, of the end that has accepted: it may send nothing for long
 IDLE: Final = 60.0  # seconds
@@ -115,7 +116,7 @@ class Process:
             with contextlib.suppress(OSError, MemoryError, AsyncEventError, ClosedError):
                 try:
                     own = await self._accepted(request)
-                except (ConnectionError, wire.ProtocolError) as e:
+                except (RefusedError, _Crossed, wire.ProtocolError) as e:
                     own = None
                     await request.reject(CROSSED if isinstance(e, _Crossed) else str(e).encode())
                 if own is not None and own.peer != self.id:
@@ -264,10 +265,17 @@ class Process:
         return None if grant is None else (conn, grant)
 
     async def granted(self, one: Described) -> tuple[Connection, Grant]:
-        while True:
-            conn = await self.connection_to(one)
-            with contextlib.suppress(Again):
+        lost: ConnectionLostError | None = None
+        for _ in range(ATTEMPTS):
+            try:
+                conn = await self.connection_to(one)
                 return conn, await conn.open(one.token)
+            except Again as e:
+                lost = e.lost
+            except RefusedError as e:  # perhaps the process of the peer has ended meanwhile
+                raise (e if lost is None else lost) from None
+        assert lost is not None, "every attempt has failed"
+        raise lost
 
     def leave(self, loop: asyncio.AbstractEventLoop) -> None:
         """A call is about to block the running loop: no connection may be used there."""
