@@ -57,27 +57,9 @@ class Registration:
         self.length: int = tensor.nbytes
         self.pending = 0
         self.active = True
-        # A numpy array of its bytes; or an MR, if the CPU cannot reach them.
-        self._whole: Any = bytes_of(tensor) if is_on_cpu(tensor) else self._register(0, self.length)
-        self.exposure = memory.expose(self._whole, access=memory.READ | memory.WRITE)
-
-    def _register(self, offset: int, length: int) -> MR:
-        return _cuda.register(memory.pd(), self.key[0] + offset, length)
-
-    def part(self, offset: int, length: int) -> Any:
-        """A range of it as cqnotify.memory takes it: for one transfer, then call free()."""
-        if length == self.length:
-            return self._whole
-        if not length:
-            return bytearray()
-        if isinstance(self._whole, MR):
-            return self._register(offset, length)
-        return self._whole[offset : offset + length]
-
-    def free(self, part: Any) -> None:
-        """End the use of a part."""
-        if isinstance(part, MR) and part is not self._whole:
-            part.close()
+        # Its bytes: a numpy array, or an MR if the CPU cannot reach them.
+        self.whole: Any = bytes_of(tensor) if is_on_cpu(tensor) else register(tensor)
+        self.exposure = memory.expose(self.whole, access=memory.READ | memory.WRITE)
 
     def check(self) -> None:
         """Raise RuntimeError if it was unregistered, or is not the tensor's memory any more."""
@@ -92,8 +74,8 @@ class Registration:
         """Revoke it: the peers' next access fails. The second time nothing happens."""
         self.active = False
         self.exposure.close()
-        if isinstance(self._whole, MR):
-            self._whole.close()
+        if isinstance(self.whole, MR):
+            self.whole.close()
 
 
 def check_tensor(tensor: Any) -> None:
@@ -115,6 +97,11 @@ def is_on_cpu(tensor: Any) -> bool:
 def bytes_of(tensor: Any) -> Any:
     """A numpy array of the same memory."""
     return tensor.detach().reshape(-1).view(uint8).numpy()
+
+
+def register(tensor: Any) -> MR:
+    """An MR of the memory of a CUDA tensor."""
+    return _cuda.register(memory.pd(), tensor.data_ptr(), tensor.nbytes)
 
 
 def key_of(tensor: Any) -> tuple[int, int, str]:
@@ -141,8 +128,8 @@ class View:
         return self._memory.transport
 
     def part(self) -> Any:
-        """Its bytes, see Registration.part()."""
-        return self.registration.part(self._offset, self._length)
+        """Its bytes, as cqnotify.memory takes them."""
+        return self.registration.whole[self._offset : self._offset + self._length]
 
     def size(self) -> int:
         """Return its length in bytes."""

@@ -199,10 +199,7 @@ class CqnotifyTransport(BaseTransport):
         if not async_op:
             refuse_in_a_callback("a transfer without async_op")
 
-        part: Any = None
-
         def settled(work: Work, error: BaseException | None) -> None:
-            view.registration.free(part)
             with self._changed:
                 if error is None or isinstance(error, LOST):
                     self._lost = error is not None
@@ -218,11 +215,10 @@ class CqnotifyTransport(BaseTransport):
             self._pending.add(work)
         described = remote.descriptor
         try:
-            part = view.part()
             if reading:
-                transfer = memory.blocking.get_future(described, part, length=view.size())
+                transfer = memory.blocking.get_future(described, view.part(), length=view.size())
             else:
-                transfer = memory.blocking.put_future(described, part)
+                transfer = memory.blocking.put_future(described, view.part())
         except BaseException as error:
             settled(work, error)
             raise

@@ -118,7 +118,7 @@ def test_memory_that_the_cpu_cannot_reach_is_transferred(monkeypatch: pytest.Mon
         assert target.tolist() == [*range(50, 60), *range(10, 100)]
         a.read(here.to_mutable_view(90, 10), there)
         assert source.tolist() == [*range(90), *range(50, 60)]
-        assert [mr.closed for mr in made] == [False, False, True, True]
+        assert len(made) == 2
     assert all(mr.closed for mr in made)
 
 
