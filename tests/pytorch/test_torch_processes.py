@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import DEADLINE
+from support import DEADLINE, on_iwarp
 from torch.distributed._transport import wait_all
 from torch_support import Peer, peer
 
@@ -80,7 +80,8 @@ def test_10_000_small_reads_are_under_way(transport: CqnotifyTransport) -> None:
         other.go_on()
         for work in works:
             work.wait()
-        assert memory.stats().registered == before
+        if not on_iwarp():  # where exposed memory is registered apart from that of transfers
+            assert memory.stats().registered == before
         assert torch.equal(target, counting(size).repeat(number))
 
 
@@ -213,6 +214,7 @@ def test_all_works_fail_when_the_peer_is_killed(transport: CqnotifyTransport) ->
         assert not transport.connected()
 
 
+@pytest.mark.not_on_iwarp("a small read may come after all pieces of a large one")
 def test_a_peer_killed_amid_large_transfers_fails_those(transport: CqnotifyTransport) -> None:
     with peer(LARGE) as other:
         transport.connect(other.url)
