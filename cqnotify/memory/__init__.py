@@ -114,8 +114,8 @@ def get(
 
     descriptor: what `expose` returned there.
     into: a writable buffer, at least as large, which is returned; or an MR of the PD that `pd`
-        returns, or a part of one, mr[a:b]. By default new memory: a numpy array like the exposed one, if that is one and all
-        of it is read; else a memoryview.
+        returns, or a part of one, mr[a:b]. By default new memory: a numpy array like the exposed
+        one, if that is one and all of it is read; else a memoryview.
     offset, length: the part to read, in bytes; by default all from `offset` on.
     timeout: in seconds; None waits for ever, or until the peer does not answer.
 

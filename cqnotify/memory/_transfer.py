@@ -385,11 +385,7 @@ def new_get(
 
 
 def new_put(descriptor: Described, buffer: Buffer, offset: int, timeout: float | None) -> Transfer:
-    if isinstance(buffer, MR | SGE):
-        sge = source = whole(buffer)
-        nbytes = sge.length
-    else:
-        view = source = bytes_of(buffer, "buffer")
-        nbytes = view.nbytes
+    source = whole(buffer) if isinstance(buffer, MR | SGE) else bytes_of(buffer, "buffer")
+    nbytes = source.length if isinstance(source, SGE) else source.nbytes
     nbytes, seconds = check(descriptor, Access.WRITE, offset, nbytes, timeout)
     return Transfer(descriptor, source, None, offset, nbytes, True, seconds)
