@@ -53,7 +53,6 @@ __all__ = [
     "RevokedError",
     "Transfer",
     "TransferError",
-    "blocking",
     "close",
     "expose",
     "get",
@@ -65,7 +64,10 @@ __all__ = [
 ]
 
 READ: Final = Access.READ
+"""Peers may read it."""
+
 WRITE: Final = Access.WRITE
+"""Peers may write to it."""
 
 
 def expose(
