@@ -140,6 +140,7 @@ class MemoryEnd:
         waker.wait()
 
     async def die(self, _: str) -> None:
+        say("tasks", self.port, "free ok after 0 at 0")  # the kernel does it
         os.kill(os.getpid(), signal.SIGKILL)
 
     async def close(self, _: str) -> None:
