@@ -88,6 +88,7 @@ class Home:
         self.acq: AsyncCQ = AsyncCQ(cq)
         self.active: int = 0  # transfers
         self.leaving: asyncio.Future[None] | None = None  # of the service, which waits for it
+        self.read: tuple[int, Grant] | None = None  # the token that was read last, and its grant
         self._probe = probe
         self._timer: asyncio.TimerHandle | None = None
 
@@ -487,12 +488,22 @@ class Connection:
                 self._timer = self._service.loop.call_later(PROBE_INTERVAL, self._on_timer)
 
     def probe(self) -> None:
-        """Post an empty write, which fails if the peer's device does not answer. In any thread."""
+        """Post what fails if the peer's device does not answer. In any thread.
+
+        While reads are under way that is a read of a byte, else an empty write: with that, newer
+        Soft-RoCE refuses a read that it has to repeat."""
         self.poll()
         if self.device.is_iwarp or self.error is not None or (slot := self._slot()) is None:
             return
+        home, sge, opcode, addr, rkey = self.home, None, WROpcode.RDMA_WRITE, 0, 0
+        if home is not None and home.active and home.read is not None:
+            token, grant = home.read
+            if self.grants.get(token) is grant:
+                at = (wire.RECEIVES + slot) * wire.FRAME_SIZE
+                sge, opcode = self._mr[at : at + 1], WROpcode.RDMA_READ
+                addr, rkey = grant.addr, grant.rkey
         try:
-            self.qp.post_send(None, opcode=WROpcode.RDMA_WRITE, wr_id=slot, remote_addr=0, rkey=0)
+            self.qp.post_send(sge, opcode=opcode, wr_id=slot, remote_addr=addr, rkey=rkey)
         except (VerbsError, ClosedError) as e:
             self.lose(str(e))
 

@@ -149,6 +149,8 @@ class Transfer:
                 except Again:
                     continue
             conn.uses += 1
+            if not self._writes:
+                home.read = self._descriptor.token, grant
             try:
                 mr, start, release = self._located(conn) or await self._registered(conn)
                 try:
