@@ -24,10 +24,11 @@ from cqnotify import Context
 from cqnotify.cli import COMMANDS, _parser
 from cqnotify.lab import cli
 
-# Programs that are compared, and those that command hosts from outside.
+# Programs that are compared, those that command hosts from outside, and those that need Ray.
 BY_THEMSELVES = {
     "migrating.md": "test_migrating_doc.py",
     "hosts.md": "test_hosts.py",
+    "ray.md": "test_ray_programs.py",
 }
 pages: list[Page] = [read(name) for name in PAGES]
 LANGUAGES = {"python", "c", "sh", "console", "text", "yaml", "ini", "", "{eval-rst}"}
