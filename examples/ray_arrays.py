@@ -21,8 +21,13 @@ RDMA = "RDMA_NUMPY"
 WAYS = {RDMA: "RDMA", None: "the object store"}
 
 
+class Placed:
+    def node(self) -> str:
+        return str(ray.get_runtime_context().get_node_id())
+
+
 @ray.remote(enable_tensor_transport=True)
-class Source:
+class Source(Placed):
     """Has an array, and counts in its first element how often it was asked for."""
 
     def __init__(self, rows: int) -> None:
@@ -39,13 +44,13 @@ class Source:
 
 
 @ray.remote(enable_tensor_transport=True)
-class Sink:
+class Sink(Placed):
     def total(self, array: Any) -> float:
         return float(array.sum())
 
 
 def actors(args: argparse.Namespace) -> tuple[Any, Any]:
-    """A pair of them, on different hosts if there are several."""
+    """A pair of them, on two hosts if there are several."""
     pair = [actor.options(scheduling_strategy="SPREAD") for actor in (Source, Sink)]
     return pair[0].remote(args.rows), pair[1].remote()
 
@@ -55,13 +60,14 @@ def pass_arrays(args: argparse.Namespace, transport: str | None) -> tuple[Any, A
     fetch = source.next.options(tensor_transport=transport)
     size = 1000 * args.rows
     right = ray.get(sink.total.remote(fetch.remote())) == size + 1  # and they are connected
+    hosts = len({ray.get(actor.node.remote()) for actor in (source, sink)})
     start = time.perf_counter()
     for i in range(2, args.passes + 2):
         right &= ray.get(sink.total.remote(fetch.remote())) == size + i
     each = (time.perf_counter() - start) / args.passes
     print(
-        f"{size * 8 / 1e6:.1f} MB by {WAYS[transport]}: {each * 1e3:.1f} ms, "
-        f"{size * 8 / each / 1e6:.0f} MB/s, {'right' if right else 'WRONG'}",
+        f"{size * 8 / 1e6:.1f} MB by {WAYS[transport]}, {hosts} host{'s' * (hosts > 1)}: "
+        f"{each * 1e3:.1f} ms, {size * 8 / each / 1e6:.0f} MB/s, {'right' if right else 'WRONG'}",
         flush=True,
     )
     return source, sink
@@ -91,8 +97,7 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=20, help="of the array (%(default)s)")
     args = parser.parse_args()
     cqnotify.ray.register_numpy()
-    cpus = None if args.address else 4  # of the cluster, whatever the host has
-    ray.init(args.address, num_cpus=cpus, include_dashboard=False, log_to_driver=False)
+    ray.init(args.address, include_dashboard=False, log_to_driver=False)
     pass_arrays(args, None)
     source, sink = pass_arrays(args, RDMA)
     print("exposed afterwards:", ray.get(source.freed.remote()), "bytes", flush=True)

@@ -36,7 +36,7 @@ def run(folder: Path, *words: str | Path) -> str:
 def test_the_example_passes_arrays_and_survives_a_killed_actor(tmp_path: Path) -> None:
     printed = run(tmp_path, EXAMPLE, "--rows", "100", "--passes", "3")
     for way in ("the object store", "RDMA"):
-        assert re.search(rf"^0\.8 MB by {way}: [\d.]+ ms, \d+ MB/s, right$", printed, re.M)
+        assert re.search(rf"^0\.8 MB by {way}, 1 host: [\d.]+ ms, \d+ MB/s, right$", printed, re.M)
     assert "\nexposed afterwards: 0 bytes\n" in printed
     assert re.search(r"^the actor was killed: .*object \w+ was not fetched over RDMA", printed, re.M)
     assert printed.endswith("from another one: right\n")
