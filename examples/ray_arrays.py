@@ -26,7 +26,6 @@ class Placed:
         return str(ray.get_runtime_context().get_node_id())
 
 
-@ray.remote(enable_tensor_transport=True)
 class Source(Placed):
     """Has an array, and counts in its first element how often it was asked for."""
 
@@ -43,7 +42,6 @@ class Source(Placed):
         return memory.stats().in_use_bytes
 
 
-@ray.remote(enable_tensor_transport=True)
 class Sink(Placed):
     def total(self, array: Any) -> float:
         return float(array.sum())
@@ -51,8 +49,8 @@ class Sink(Placed):
 
 def actors(args: argparse.Namespace) -> tuple[Any, Any]:
     """A pair of them, on two hosts if there are several."""
-    pair = [actor.options(scheduling_strategy="SPREAD") for actor in (Source, Sink)]
-    return pair[0].remote(args.rows), pair[1].remote()
+    remote = ray.remote(enable_tensor_transport=True, scheduling_strategy="SPREAD")
+    return remote(Source).remote(args.rows), remote(Sink).remote()
 
 
 def pass_arrays(args: argparse.Namespace, transport: str | None) -> tuple[Any, Any]:

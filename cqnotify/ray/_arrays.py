@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: MIT
 """numpy arrays and CPU tensors of torch: what they are, their memory, and new ones like them.
 
-Neither package is imported before it is needed.
+Neither package is imported before it is needed, nor need the other one be installed.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 Kind = tuple[tuple[int, ...], Any, str]
@@ -19,9 +20,7 @@ class Numpy:
 
     @staticmethod
     def data_type() -> type:
-        import numpy
-
-        return numpy.ndarray
+        return import_module("numpy").ndarray  # type: ignore[no-any-return]
 
     @staticmethod
     def kind(array: Any) -> Kind:
@@ -35,9 +34,8 @@ class Numpy:
 
     @staticmethod
     def empty(kind: Kind) -> Any:
-        import numpy
-
-        return numpy.empty(kind[0], kind[1], kind[2])
+        shape, dtype, order = kind
+        return import_module("numpy").empty(shape, dtype, order)
 
     @staticmethod
     def buffer(array: Any) -> Any:
@@ -52,9 +50,7 @@ class Torch:
 
     @staticmethod
     def data_type() -> type:
-        import torch
-
-        return torch.Tensor
+        return import_module("torch").Tensor  # type: ignore[no-any-return]
 
     @staticmethod
     def kind(tensor: Any) -> Kind:
@@ -70,13 +66,10 @@ class Torch:
 
     @staticmethod
     def empty(kind: Kind) -> Any:
-        import torch
-
-        return torch.empty(kind[0], dtype=kind[1])
+        shape, dtype, _ = kind
+        return import_module("torch").empty(shape, dtype=dtype)
 
     @staticmethod
     def buffer(tensor: Any) -> Any:
         """Return its memory."""
-        import torch
-
-        return tensor.detach().reshape(-1).view(torch.uint8).numpy()
+        return tensor.detach().reshape(-1).view(import_module("torch").uint8).numpy()

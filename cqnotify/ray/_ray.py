@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: MIT
+# ruff: noqa: B024
 """What is used of Ray Direct Transport, which is alpha and has no types; tested with Ray 2.60.0.
 
 To type checkers it is what is declared here.
 """
 
 from abc import ABC
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,19 +20,15 @@ if TYPE_CHECKING:
 
     class CommunicatorMetadata: ...
 
+    @dataclass
     class FetchRequest:
         obj_id: str
         tensors: list[Any]
 
-        def __init__(self, obj_id: str, tensors: list[Any]) -> None: ...
-
+    @dataclass
     class TensorTransportMetadata:
         tensor_meta: list[tuple[Any, Any]]
-        tensor_device: str | None
-
-        def __init__(
-            self, tensor_meta: list[tuple[Any, Any]], tensor_device: str | None = None
-        ) -> None: ...
+        tensor_device: str | None = None
 
     class TensorTransportManager(ABC): ...
 else:
@@ -42,7 +40,7 @@ else:
         register_tensor_transport,
     )
     from ray.experimental.rdt.tensor_transport_manager import FetchRequest
-    from ray.experimental.rdt.util import transport_manager_info as TRANSPORTS  # noqa: N812
+    from ray.experimental.rdt.util import transport_manager_info as TRANSPORTS
 
 __all__ = [
     "TRANSPORTS",

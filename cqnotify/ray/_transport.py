@@ -133,7 +133,9 @@ class Transport(TensorTransportManager):
         if target_buffers is None:
             target_buffers = [self.arrays.empty(kind) for kind in kinds]
         elif [self.arrays.kind(buffer) for buffer in target_buffers] != kinds:
-            raise ValueError("the target buffers must have the shapes, types and order of the object")
+            raise ValueError(
+                "the target buffers must have the shapes, types and order of the object"
+            )
         fetch = Fetch(obj_id, target_buffers)
         for source, into in zip(tensor_transport_metadata.memory, target_buffers, strict=True):
             if source is not None:

@@ -5,4 +5,4 @@ set -eu
 cd "$(dirname "$0")/../.."
 ./lab build >/dev/null # which would empty the folder
 python3 -m pip install --quiet --upgrade --target build/ray 'ray>=2.60'
-exec ./lab --mem 3000 -e "PYTHONPATH=$PWD/build/ray" test -m ray "$@"
+exec ./lab -e "PYTHONPATH=$PWD/build/ray" test -m ray "$@"
