@@ -11,11 +11,12 @@ The actor that returns an array exposes its memory, and the actor that gets it r
 the object store does not see it. docs/ray.md has a whole program, and the limits.
 
 The files, from above:
+    _register.py   making the transports known to Ray
     _transport.py  what Ray calls: exposing, fetching, aborting, freeing
     _arrays.py     numpy arrays and torch tensors as bytes
     _ray.py        all that is used of Ray
 """
 
-from ._transport import NumpyTransport, TorchTransport, register_numpy, register_torch
+from ._register import register_numpy, register_torch
 
-__all__ = ["NumpyTransport", "TorchTransport", "register_numpy", "register_torch"]
+__all__ = ["register_numpy", "register_torch"]

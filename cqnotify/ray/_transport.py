@@ -222,21 +222,8 @@ class TorchTransport(Transport):
     arrays = Torch
 
 
-def register_numpy() -> None:
-    """Register the transport RDMA_NUMPY, of numpy arrays, with Ray.
-
-    Call this before the actors are created, in the process that creates them, and in one that puts
-    arrays itself. To call it twice is no error.
-    """
-    _register(NumpyTransport)
-
-
-def register_torch() -> None:
-    """Register the transport RDMA_TORCH, of torch's CPU tensors, as `register_numpy` does."""
-    _register(TorchTransport)
-
-
-def _register(transport: type[Transport]) -> None:
+def register(transport: type[Transport]) -> None:
+    """Register it with Ray, unless it is."""
     arrays = transport.arrays
     if arrays.name not in TRANSPORTS:
         register_tensor_transport(arrays.name, ["cpu"], transport, arrays.data_type())

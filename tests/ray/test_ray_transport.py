@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ctx")]
 
 SOURCE = """
 import pickle, sys, numpy
-from cqnotify.ray import NumpyTransport
+from cqnotify.ray._transport import NumpyTransport
 arrays = [numpy.arange(n) for n in (10, 1_000_000)]
 metadata = NumpyTransport().extract_tensor_transport_metadata("x", arrays)
 print(pickle.dumps(metadata).hex(), flush=True)
@@ -38,7 +38,7 @@ def memory() -> Iterator[Any]:
 
 @pytest.fixture
 def transport(memory: Any) -> Any:
-    from cqnotify.ray import NumpyTransport
+    from cqnotify.ray._transport import NumpyTransport
 
     return NumpyTransport()
 
@@ -78,13 +78,14 @@ def test_it_is_what_ray_asks_for(transport: Any) -> None:
 
 
 def test_registering_twice_is_no_error() -> None:
-    from ray.experimental.rdt import util
+    from ray.experimental.rdt.util import get_tensor_transport_manager
 
-    import cqnotify.ray
+    from cqnotify import ray
 
-    cqnotify.ray.register_numpy()
-    cqnotify.ray.register_numpy()
-    assert type(util.get_tensor_transport_manager("RDMA_NUMPY")) is cqnotify.ray.NumpyTransport
+    ray.register_numpy()
+    ray.register_numpy()
+    manager = get_tensor_transport_manager("RDMA_NUMPY")
+    assert manager.tensor_transport_backend() == "RDMA_NUMPY"
 
 
 ARRAYS = [
@@ -215,7 +216,7 @@ def test_a_fetch_that_is_dropped_is_cancelled(transport: Any) -> None:
 
 def test_tensors_arrive_as_they_were(memory: Any) -> None:
     torch = pytest.importorskip("torch")
-    from cqnotify.ray import TorchTransport
+    from cqnotify.ray._transport import TorchTransport
 
     transport = TorchTransport()
     sent = [
