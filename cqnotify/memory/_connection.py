@@ -69,34 +69,30 @@ class Home:
         self.acq: AsyncCQ = AsyncCQ(cq)
         self.active: int = 0  # transfers
         self.leaving: asyncio.Future[None] | None = None  # of the service, which waits for it
-        self._lock = threading.Lock()
+
+    # The following are called in the thread of the loop, or when that is closed, so they need no
+    # lock.
 
     def enter(self) -> bool:
-        """Begin a transfer, in the thread of the loop. Return False if it must go elsewhere."""
-        with self._lock:
-            if self.leaving is not None:
-                return False
-            self.active += 1
-            return True
+        """Begin a transfer. Return False if it must go elsewhere."""
+        if self.leaving is not None:
+            return False
+        self.active += 1
+        return True
 
     def left(self) -> None:
         """A transfer has ended."""
-        with self._lock:
-            self.active -= 1
-            is_last = self.leaving is not None and not self.active
-        if is_last:
+        self.active -= 1
+        if self.leaving is not None and not self.active:
             self._leave()
 
     def leave(self, future: asyncio.Future[None]) -> None:
-        """Close the AsyncCQ as soon as no transfer uses it, and then set a future of the service.
-        Called in the thread of the loop, or when that is closed."""
-        with self._lock:
-            if self.leaving is not None:
-                return
+        """Close the AsyncCQ as soon as no transfer uses it, and then set a future of the
+        service."""
+        if self.leaving is None:
             self.leaving = future
-            is_last = not self.active or self.loop.is_closed()
-        if is_last:
-            self._leave()
+            if not self.active or self.loop.is_closed():
+                self._leave()
 
     def _leave(self) -> None:
         self.acq.close()
