@@ -5,6 +5,7 @@
     _pool.py       registrations: found by their addresses, counted, and kept for the next user
     _spans.py      what is registered, in the order of its addresses
     _buffers.py    the memory behind a buffer, and what holds it
+    _bytes.py      the bytes of any buffer
     _guard.py      a lock, and what is done once it is free
     _pinning.py    threads that register large memory
 
@@ -14,6 +15,7 @@ it: none of that is registered for the child.
 
 from __future__ import annotations
 
+from ._bytes import bytes_of
 from ._device import Device, Limits, limits, set_limits
 from ._pinning import SLOW
 from ._pool import Pool, PoolStats, Registration
@@ -25,6 +27,7 @@ __all__ = [
     "Pool",
     "PoolStats",
     "Registration",
+    "bytes_of",
     "limits",
     "set_limits",
 ]

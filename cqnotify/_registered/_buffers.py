@@ -32,7 +32,8 @@ MOVABLE = (bytearray, mmap.mmap, array.array, _C_DATA)  # unless a memoryview ho
 
 def wanted_of(buffer: AnyBuffer, access: AccessFlags) -> Wanted:
     """Raises TypeError and BufferError if it cannot be registered so."""
-    view = buffer if isinstance(buffer, memoryview) else memoryview(buffer)
+    given: Any = buffer
+    view = given if isinstance(given, memoryview) else memoryview(given)
     if not view.contiguous:
         raise BufferError(
             f"memory must be contiguous to be registered: this {type(buffer).__name__} is not"

@@ -114,9 +114,7 @@ class Device:
         self.default_pool: Pool = self.new_pool(self.pd, *_limits)
         self._pools: dict[int, Pool] = {DEFAULT_CACHE: self.default_pool}
 
-    def new_pool(
-        self, pd: PD, max_bytes: int, max_registrations: int = MAX_REGISTRATIONS
-    ) -> Pool:
+    def new_pool(self, pd: PD, max_bytes: int, max_registrations: int = MAX_REGISTRATIONS) -> Pool:
         """Registrations in a protection domain of the caller's."""
         return Pool(pd, max_bytes, max_registrations, has_windows=self.has_windows)
 

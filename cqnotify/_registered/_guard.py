@@ -36,7 +36,10 @@ class Guard:
         self._holder = threading.get_ident()
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
     ) -> None:
         self._holder = None
         self._lock.release()

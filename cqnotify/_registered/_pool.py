@@ -227,6 +227,10 @@ class Pool:
             return self._given(buffer, access)
         return self.acquire_wanted(_buffers.wanted_of(buffer, access))
 
+    def acquire_alone(self, buffer: AnyBuffer, access: AccessFlags) -> Registration:
+        """One of its own, which nobody else finds and which ends with release()."""
+        return self._acquire_unlisted(_buffers.wanted_of(buffer, access))
+
     async def acquire_async(self, buffer: AnyBuffer | MR, access: AccessFlags) -> Registration:
         """The same in an event loop, which goes on meanwhile."""
         if isinstance(buffer, MR):
@@ -302,7 +306,7 @@ class Pool:
             raise ValueError("this MR is of another PD: make it of the PD of this process")
         if access & ~mr.access:
             raise ValueError(f"access of this MR is {mr.access!r}: {access!r} was asked for")
-        return Registration(self, None, mr, mr.addr, mr.length, mr.rkey)
+        return Registration(self, None, mr, mr.addr, mr.length, False)
 
     def _access(self, wanted: Wanted) -> AccessFlags:
         """With what it is registered."""

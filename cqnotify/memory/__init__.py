@@ -25,11 +25,12 @@ The registrations are those of cqnotify/_registered, which cqnotify.messages use
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from .. import MR, PD, AccessFlags
-from .._registered import RegistrationStats, bytes_of
-from .._timeouts import seconds_of
+from .._registered import PoolStats, bytes_of
+from .._registered import set_limits as registered_limits
+from .._timeouts import FOREVER, seconds_of
 from . import blocking
 from ._descriptor import Access, Described, Descriptor
 from ._errors import ConnectionLostError, RefusedError, RevokedError, TransferError
@@ -47,8 +48,8 @@ __all__ = [
     "ConnectionLostError",
     "Descriptor",
     "Exposure",
+    "PoolStats",
     "RefusedError",
-    "RegistrationStats",
     "RevokedError",
     "Transfer",
     "TransferError",
@@ -94,7 +95,7 @@ def expose(
         if not memory.access & AccessFlags.MW_BIND:
             raise ValueError("an MR that is exposed needs access MW_BIND")
     else:
-        view = bytes_of(memory)
+        view = bytes_of(memory, "memory")
         length = view.nbytes
         if access & WRITE and view.readonly:
             raise TypeError(f"a read-only {type(memory).__name__} cannot be exposed for WRITE")
@@ -125,7 +126,8 @@ def get(
     offset, length: the part to read, in bytes; by default all from `offset` on.
     timeout: in seconds; None waits for ever, or until the peer does not answer.
 
-    The memory is read in pieces of 1 MiB, 4 at a time, which the other process may change meanwhile.
+    The memory is read in pieces of 1 MiB, 4 at a time, and the other process may change it
+    meanwhile.
     asyncio only; for threads see `cqnotify.memory.blocking`. Raises RevokedError if the memory is
     not exposed any more, ConnectionLostError, RefusedError and TimeoutError, after which
     `Transfer.resume` goes on; PermissionError if it is not exposed for READ, ValueError for a part
@@ -182,12 +184,12 @@ def pd(device: str | None = None) -> PD:
     return current().device(device).pd
 
 
-def stats(device: str | None = None) -> RegistrationStats:
+def stats(device: str | None = None) -> PoolStats:
     """Return what this process has registered on a device: for exposures, transfers and messages.
 
     device: its name; by default the first device.
     """
-    return current().device(device).pool().stats
+    return current().device(device).default_pool.stats
 
 
 def set_limits(
@@ -195,21 +197,17 @@ def set_limits(
     max_bytes: int | None = None,
     max_registrations: int | None = None,
     idle: float | None = None,
-    device: str | None = None,
 ) -> None:
     """Change the limits of this process. What is None stays as it is.
 
-    max_bytes, max_registrations: how much stays registered on a device while nothing uses it; by
+    max_bytes, max_registrations: how much stays registered on each device while nothing uses it; by
         default 64 MiB, and 4096 registrations. What was used least recently goes first.
     idle: after how many seconds a connection is closed that neither end uses; by default 60.
-    device: the name of the device; by default the first one.
     """
-    process = current()
     if idle is not None:
         seconds = seconds_of(idle)
-        process.idle = 1e9 if seconds is None else seconds
-    if max_bytes is not None or max_registrations is not None:
-        process.device(device).pool().set_limits(max_bytes, max_registrations)
+        current().idle = FOREVER if seconds is None else seconds
+    registered_limits(max_bytes=max_bytes, max_registrations=max_registrations)
 
 
 def close() -> None:

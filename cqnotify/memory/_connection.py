@@ -35,7 +35,6 @@ from .. import (
 from ..aio import AsyncCQ
 from . import _wire as wire
 from ._errors import ConnectionLostError, RevokedError, TransferError
-
 from ._wire import Answer, Kind, ProtocolError, Status
 
 if TYPE_CHECKING:
@@ -180,7 +179,6 @@ class Connection:
         while self._made:
             with contextlib.suppress(VerbsError, ClosedError):  # of a device that is gone
                 self._made.pop().close()
-        self.device.leave()
 
     def post_receives(self, qp: QP) -> None:
         """Fits `on_init` of cqnotify.cm."""
@@ -291,21 +289,13 @@ class Connection:
 
     # ---- failures of transfers ----
 
-    def failed(self, error: Exception) -> TransferError | None:
-        """Why a transfer has failed, of which the device, or the QP, says `error`; None if another
-        transfer has broken the connection, or it was retired: this one may go on over the next."""
+    def failed(self, error: Exception) -> TransferError:
+        """Why a transfer has failed, of which the device, or the queue pair, says `error`."""
         status = error.wc.status if isinstance(error, CompletionError) else None
         if status == WCStatus.REM_ACCESS_ERR:
-            with self._lock:
-                first = self.error is None
-                if first:
-                    self.error = RevokedError("the memory is not exposed any more")
-            if first:
-                self._service.call(self._end)
+            self.lose("the peer has revoked memory that another transfer was using")
             return RevokedError("the memory is not exposed any more")
-        if isinstance(self.error, RevokedError) or self.is_retired:
-            return None
-        if status is not None and status != WCStatus.WR_FLUSH_ERR:
+        if isinstance(status, WCStatus) and status is not WCStatus.WR_FLUSH_ERR:
             self.lose(f"the peer does not answer, or has failed: {status.name}")
         else:
             self.lose(str(error))
@@ -477,5 +467,3 @@ def _take(tokens: deque[int]) -> list[int]:
 def _answer(future: asyncio.Future[Any], value: object) -> None:
     if not future.done():
         future.set_result(value)
-
-

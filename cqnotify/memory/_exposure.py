@@ -46,9 +46,7 @@ class Opener(Protocol):
     device: Device
     windows: dict[int, MW]
 
-    def bind(
-        self, mw: MW, token: int, registration: Registration, access: AccessFlags
-    ) -> None: ...
+    def bind(self, mw: MW, token: int, registration: Registration, access: AccessFlags) -> None: ...
     def settle(self, token: int) -> None: ...
     def revoked(self, token: int) -> None: ...
 
@@ -291,13 +289,16 @@ def registered(exposure: Exposure, device: Device) -> Registration:
     """The memory of an exposure on a device, registered there if it is not yet."""
     registration = exposure._registrations.get(device.name)
     if registration is None:
+        memory, pool = exposure._memory, device.default_pool
+        if memory is None:
+            raise ClosedError("this exposure is closed")
         access = WRITING if exposure.access & Access.WRITE else AccessFlags(0)
         if device.has_windows:
-            registration = device.pool().acquire(exposure._memory, access | AccessFlags.MW_BIND)
+            registration = pool.acquire(memory, access | AccessFlags.MW_BIND)
+        elif isinstance(memory, MR):
+            raise ValueError(f"{device.name} has no memory windows, which exposing an MR needs")
         else:
-            registration = device.pool().register_alone(
-                exposure._memory, access | RIGHTS[exposure.access]
-            )
+            registration = pool.acquire_alone(memory, access | RIGHTS[exposure.access])
         exposure._registrations[device.name] = registration
     return registration
 
@@ -305,5 +306,3 @@ def registered(exposure: Exposure, device: Device) -> Registration:
 def close(one: MW | MR) -> None:
     with contextlib.suppress(VerbsError, ClosedError):  # of a device that is gone
         one.close()
-
-

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -65,6 +65,7 @@ class Process:
             device = self._devices.get(name)
             if device is None:
                 device = self._devices[name] = Device.of(name)
+                device.default_pool.join()
             return device
 
     def _first_name(self) -> str:
@@ -149,7 +150,7 @@ class Process:
     # ---- connections; in the thread of the service ----
 
     def _new_connection(self, device: str) -> Connection:
-        conn = Connection(Device.of(device), self.service, self.table)
+        conn = Connection(self.device(device), self.service, self.table)
         self._all.add(conn)
         conn.ended.add_done_callback(partial(self._ended, conn))
         return conn
@@ -254,7 +255,7 @@ class Process:
     def find(self, one: Described) -> tuple[Connection, Grant] | None:
         """The connection over which a token was granted already. In any thread."""
         conn = self.connections.get(one.process)
-        if conn is None or conn.is_retired:
+        if conn is None or conn.is_retired or conn.error is not None:
             return None
         grant = conn.grants.get(one.token)
         return None if grant is None else (conn, grant)
@@ -276,6 +277,7 @@ class Process:
             self.service.run(self._close()).result()
         self.service.close()
         for device in self._devices.values():
+            device.default_pool.leave()
             device.leave()
         self._devices.clear()
 
@@ -386,5 +388,3 @@ def _hand_over(outcome: Future[Any], task: asyncio.Task[Any]) -> None:
         outcome.set_exception(error)
     else:
         outcome.set_result(task.result())
-
-

@@ -15,7 +15,7 @@ from .._registered import bytes_of
 from .._timeouts import seconds_of
 from ._connection import Connection, Grant, Home
 from ._descriptor import BOTH, Access, Described
-from ._errors import RevokedError
+from ._errors import RevokedError, TransferError
 from ._process import Process, current, in_service
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 PIECE: Final = 1 << 20  # bytes of a read or write
 WINDOW: Final = 4  # pieces of one transfer under way
+ATTEMPTS: Final = 8  # connections, without any progress
 MAPPED: Final = 1 << 16  # bytes: new memory of this size has pages of its own
 
 # What the device and the queue pair raise when the connection has ended.
@@ -42,6 +43,8 @@ class Transfer:
 
     __slots__ = (
         "_at",
+        "_attempted",
+        "_attempts",
         "_buffer",
         "_descriptor",
         "_is_started",
@@ -72,6 +75,7 @@ class Transfer:
         self.nbytes_done: int = done
         self._descriptor, self._buffer, self._result = descriptor, buffer, result
         self._at, self._writes, self._timeout = at, writes, timeout
+        self._attempts, self._attempted = 0, done
         self._registration: Registration | None = None
         self._is_started = self._stop = False
         self._next = 0
@@ -116,15 +120,10 @@ class Transfer:
         return self._result
 
     async def _transfer(self, process: Process) -> None:
+        lost: TransferError | None = None
         try:
             while True:
-                found = process.find(self._descriptor)
-                if found is None:
-                    granting = process.granted(self._descriptor)
-                    if process.service.is_here:
-                        found = await granting
-                    else:
-                        found = await in_service(process, granting)
+                found = process.find(self._descriptor) or await self._granted(process, lost)
                 conn, grant = found
                 if self._at + self.nbytes > grant.length:
                     raise RevokedError("the descriptor is longer than what is exposed by its token")
@@ -139,23 +138,44 @@ class Transfer:
                 try:
                     return await self._over(conn, grant, home)
                 except ENDS as e:
-                    if conn.error is None and is_flushed(e):
-                        await asyncio.sleep(0)  # the task whose transfer has failed wakes first
-                    failure = conn.failed(e)
-                    if failure is not None:
-                        raise failure from e
+                    lost = conn.failed(e)
+                    if isinstance(lost, RevokedError) or not self._may_go_on(e):
+                        raise lost from e
                     self._release()  # the next connection may be one of another device
                 finally:
                     home.left()
         finally:
             self._release()
 
+    async def _granted(
+        self, process: Process, lost: TransferError | None
+    ) -> tuple[Connection, Grant]:
+        """lost: why a connection was lost, of a transfer that goes on over the next one."""
+        granting = process.granted(self._descriptor)
+        try:
+            if process.service.is_here:
+                return await granting
+            return await in_service(process, granting)
+        except RevokedError:
+            raise
+        except TransferError as e:
+            raise (e if lost is None else lost) from None
+
+    def _may_go_on(self, error: Exception) -> bool:
+        """Whether another connection may do better. Perhaps another transfer has broken this one;
+        or the peer has ended, which the next attempt to connect will show."""
+        if isinstance(error, CompletionError) and error.wc.status != WCStatus.WR_FLUSH_ERR:
+            return False
+        self._attempts = 0 if self.nbytes_done > self._attempted else self._attempts + 1
+        self._attempted = self.nbytes_done
+        return self._attempts < ATTEMPTS
+
     async def _over(self, conn: Connection, grant: Grant, home: Home) -> None:
         """Transfer what is missing over a connection."""
         if self._registration is None:
             access = AccessFlags(0) if self._writes else conn.device.sink
-            pool = conn.device.pool()
-            self._registration = pool.acquire(self._buffer, access)
+            pool = conn.device.default_pool
+            self._registration = await pool.acquire_async(self._buffer, access)
         left = self.nbytes - self.nbytes_done
         if left <= PIECE:
             await self._piece(conn, grant, home, self.nbytes_done, left)
@@ -194,9 +214,7 @@ class Transfer:
         """Several at a time. They complete in the order in which they begin."""
         self._next, self._stop = self.nbytes_done, False
         number = min(WINDOW, math.ceil((self.nbytes - self.nbytes_done) / PIECE))
-        workers = [
-            asyncio.ensure_future(self._worker(conn, grant, home)) for _ in range(number)
-        ]
+        workers = [asyncio.ensure_future(self._worker(conn, grant, home)) for _ in range(number)]
         try:
             await asyncio.wait(workers)
         except asyncio.CancelledError:
@@ -222,10 +240,8 @@ class Transfer:
                 addr = grant.addr + self._at + start
                 await call(conn.qp, registration.sge(start, nbytes), addr, grant.rkey)
                 self.nbytes_done = max(self.nbytes_done, start + nbytes)
-        except BaseException as e:
+        except BaseException:
             self._stop = True
-            if isinstance(e, ENDS) and not is_flushed(e):
-                conn.failed(e)  # at once: others are to know which one has failed
             raise
 
     def _release(self) -> None:
@@ -279,7 +295,7 @@ def destination(buffer: AnyBuffer | MR, nbytes: int) -> memoryview | MR:
         if buffer.length < nbytes:
             raise ValueError(f"{nbytes} bytes do not fit into an MR of {buffer.length}")
         return buffer
-    view = bytes_of(buffer)
+    view = bytes_of(buffer, "into")
     if view.readonly:
         raise TypeError(f"into is a read-only {type(buffer).__name__}: get() writes there")
     if view.nbytes < nbytes:
@@ -291,11 +307,8 @@ def new_memory(one: Described, nbytes: int) -> tuple[memoryview, Any]:
     """Memory for a get, and what it returns: an array if all of one is asked for."""
     if one.dtype is not None and one.shape is not None and nbytes == one.length:
         array = new_array(one)
-        return bytes_of(array), array
-    if nbytes >= MAPPED:
-        view = memoryview(mmap.mmap(-1, nbytes))
-    else:
-        view = memoryview(bytearray(nbytes))
+        return bytes_of(array, "into"), array
+    view = memoryview(mmap.mmap(-1, nbytes) if nbytes >= MAPPED else bytearray(nbytes))
     return view, view
 
 
@@ -326,15 +339,13 @@ def new_get(
     if into is None:
         buffer, result = new_memory(descriptor, nbytes)
         return Transfer(descriptor, buffer, result, offset, nbytes, False, seconds)
-    return Transfer(
-        descriptor, destination(into, nbytes), into, offset, nbytes, False, seconds
-    )
+    return Transfer(descriptor, destination(into, nbytes), into, offset, nbytes, False, seconds)
 
 
 def new_put(
     descriptor: Described, buffer: AnyBuffer | MR, offset: int, timeout: float | None
 ) -> Transfer:
-    source = buffer if isinstance(buffer, MR) else bytes_of(buffer)
+    source = buffer if isinstance(buffer, MR) else bytes_of(buffer, "buffer")
     nbytes = source.length if isinstance(source, MR) else source.nbytes
     nbytes, seconds = check(descriptor, Access.WRITE, offset, nbytes, timeout)
     return Transfer(descriptor, source, None, offset, nbytes, True, seconds)

@@ -13,12 +13,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from .. import AsyncEventError, ClosedError, VerbsError, cm
+from .._happy_eyeballs import first_of
 from .._timeouts import check_timeout, deadline, left_until
 from . import _wire as wire
 from ._connection import Connection
 from ._errors import MessagesError, ProtocolError, RefusedError, fresh
 from ._event_loop import call_in, check_loop
-from .._happy_eyeballs import first_of
 from ._inbox import Inbox
 from ._options import ConnectionOptions
 from ._resources import PEER_ACCESS, Address, Device, Resources

@@ -8,13 +8,9 @@ cqnotify/_registered. Threads do the calls that take the kernel long, see _pinni
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import re
-import sys
-from pickle import PickleBuffer
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from .. import MR, PD, AccessFlags, ClosedError, _core
+from .. import MR, PD, AccessFlags, ClosedError, _core, _registered
 from .._registered import SLOW, Pool, Registration, _buffers
 from ._pinning import Pinning
 
@@ -40,53 +36,8 @@ class MemoryStats(NamedTuple):
 
 
 def bytes_of(buffer: AnyBuffer) -> memoryview:
-    """The bytes of any contiguous buffer, in the order in which they are in memory."""
-    contiguous: Any = buffer
-    if has_objects(contiguous):
-        raise TypeError(
-            f"a frame must have bytes of its own: this {type(buffer).__name__} has references to "
-            "Python objects, which mean nothing to the peer; convert it to a type of a fixed size, "
-            "or pickle it"
-        )
-    if isinstance(contiguous, memoryview) and contiguous.c_contiguous:
-        # Up to 3.12, Python crashes when it collects a memoryview together with a PickleBuffer of
-        # it, as when an exception keeps the frames of functions that have both.
-        with contextlib.suppress(TypeError):  # PickleBuffer takes any format
-            return contiguous.cast("B")
-    try:
-        return PickleBuffer(contiguous).raw()
-    except TypeError:
-        kind = type(buffer).__name__
-        raise TypeError(f"a frame must be a bytes-like object, not {kind}") from None
-    except BufferError:
-        kind = type(buffer).__name__
-        raise BufferError(f"a frame must be contiguous in memory: this {kind} is not") from None
-    except ValueError:  # numpy has no format for a date, nor for types of other packages
-        array = flat(contiguous)
-        if array is None:
-            raise
-        return memoryview(array)
-
-
-def has_objects(buffer: Any) -> bool:
-    """Whether it has references to Python objects, in the place of bytes."""
-    if isinstance(buffer, memoryview):
-        return "O" in re.sub(":[^:]*:", "", buffer.format)
-    dtype = getattr(buffer, "dtype", None)
-    return dtype is not None and getattr(dtype, "hasobject", False) is True
-
-
-def flat(array: Any) -> Any:
-    """The bytes of a numpy array, as an array; None if it is something else."""
-    numpy = sys.modules.get("numpy")
-    if numpy is None or not isinstance(array, numpy.ndarray):
-        return None
-    plain = array.view(numpy.ndarray)
-    if not plain.flags.c_contiguous:
-        plain = plain.T
-    if not plain.flags.c_contiguous:
-        raise BufferError("a frame must be contiguous in memory: this array is not")
-    return plain.reshape(-1).view(numpy.uint8)
+    """The bytes of a frame."""
+    return _registered.bytes_of(buffer, "a frame")
 
 
 def writable_bytes_of(buffer: AnyBuffer, nbytes: int) -> memoryview:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import array
 import asyncio
 import json
 import mmap
@@ -292,9 +291,9 @@ async def test_it_is_revoked_in_the_midst_of_a_large_get(monkeypatch: pytest.Mon
     with pytest.raises(RevokedError):
         await task
     assert 0 < getting.nbytes_done < getting.nbytes
-    assert bytes(getting._result[: getting.nbytes_done]) == pattern(100 * LARGE)[
-        : getting.nbytes_done
-    ]
+    assert (
+        bytes(getting._result[: getting.nbytes_done]) == pattern(100 * LARGE)[: getting.nbytes_done]
+    )
 
 
 # ---- many -----------------------------------------------------------------------------------

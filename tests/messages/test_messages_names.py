@@ -10,13 +10,13 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
+from cqnotify.messages._happy_eyeballs import first_of
 from messages_support import SOON, address_of, took
 from support import eventually, start
 
 from cqnotify import Context, VerbsError, cm, messages
 from cqnotify.cm import local_addresses
 from cqnotify.messages import RefusedError, _happy_eyeballs
-from cqnotify.messages._happy_eyeballs import first_of
 from cqnotify.messages._resources import Device
 
 UNREACHABLE = "192.0.2.1"  # of documentation: no route, or no answer
