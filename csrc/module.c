@@ -2,7 +2,8 @@
 /* The module: its state and its types. */
 
 #include "cm/cm.h"
-#include "messages/memory.h"
+#include "memory/registered.h"
+#include "memory/wanted.h"
 #include "messages/messages.h"
 
 static int add_derived(PyObject *module, PyType_Spec *spec, PyTypeObject *base, PyTypeObject **slot)
@@ -68,7 +69,9 @@ CQN_RARE static int module_exec(PyObject *module)
         add_type(module, &cqn_receive_spec, &st->MessageReceive) < 0 ||
         add_type(module, &cqn_sending_spec, &st->MessageSend) < 0 ||
         add_type(module, &cqn_reading_spec, &st->MessageReading) < 0 ||
-        add_type(module, &cqn_message_memory_spec, &st->MessageMemory) < 0 ||
+        add_type(module, &cqn_wanted_spec, &st->WantedMemory) < 0 ||
+        add_type(module, &cqn_region_spec, &st->RegisteredRegion) < 0 ||
+        add_type(module, &cqn_registered_spec, &st->RegisteredTable) < 0 ||
         add_type(module, &cqn_session_spec, &st->MessageSession) < 0) {
         return -1;
     }
@@ -136,7 +139,9 @@ CQN_RARE static int module_exec(PyObject *module)
     DO((st)->MessageReceive);                   \
     DO((st)->MessageSend);                      \
     DO((st)->MessageReading);                   \
-    DO((st)->MessageMemory);                    \
+    DO((st)->WantedMemory);                     \
+    DO((st)->RegisteredRegion);                 \
+    DO((st)->RegisteredTable);                  \
     DO((st)->MessageSession);                   \
     DO((st)->ProtocolError);                    \
     DO((st)->innermost_scope);                  \

@@ -3,10 +3,8 @@
 
     _device.py     a device that is open once, its protection domain and its pools
     _pool.py       registrations: found by their addresses, counted, and kept for the next user
-    _spans.py      what is registered, in the order of its addresses
     _buffers.py    the memory behind a buffer, and what holds it
     _bytes.py      the bytes of any buffer
-    _guard.py      a lock, and what is done once it is free
     _pinning.py    threads that register large memory
 
 Everything here may be called from any thread, with and without a GIL. A forked child forgets all of

@@ -16,14 +16,14 @@ import array
 import ctypes
 import mmap
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from .. import MR, PD, AccessFlags, _core
 
 if TYPE_CHECKING:
     from .._core import _Buffer as AnyBuffer
 
-Wanted = _core.MessageMemory  # a buffer that is to be registered
+Wanted = _core.WantedMemory  # a buffer that is to be registered
 
 WRITING = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_ATOMIC
 _C_DATA: Any = ctypes.Structure.__mro__[1]  # of all types of ctypes, which can be resized
@@ -32,8 +32,7 @@ MOVABLE = (bytearray, mmap.mmap, array.array, _C_DATA)  # unless a memoryview ho
 
 def wanted_of(buffer: AnyBuffer, access: AccessFlags) -> Wanted:
     """Raises TypeError and BufferError if it cannot be registered so."""
-    given: Any = buffer
-    view = given if isinstance(given, memoryview) else memoryview(given)
+    view = memoryview(cast("Any", buffer))
     if not view.contiguous:
         raise BufferError(
             f"memory must be contiguous to be registered: this {type(buffer).__name__} is not"
@@ -61,8 +60,8 @@ def _source(array: Any) -> tuple[Any, bool]:
 
 
 def hold(wanted: Wanted) -> tuple[Any, bool]:
-    """What keeps the memory where it is as long as it exists; and whether the memory stays without
-    that, until a weak reference tells that it goes."""
+    """Return an object that keeps the memory where it is as long as it exists; and whether the
+    memory stays without that, until a weak reference tells that it goes."""
     if wanted.array is None:
         return wanted.view, False
     source, is_held = _source(wanted.array)

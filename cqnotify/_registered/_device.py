@@ -22,7 +22,7 @@ _lock = threading.RLock()
 
 
 class Limits(NamedTuple):
-    """Of the registrations that are kept though nothing uses them.
+    """The bounds of what is kept registered though nothing uses it.
 
     max_bytes: what they register at most.
     max_registrations: how many there are at most.

@@ -10,12 +10,12 @@ MW_BIND does no harm, since neither lets a peer do anything: one is for work req
 process, and the other for windows, which this process binds. Therefore, on devices that have
 windows, writable memory is registered with both, so that messages, exposures and destinations share
 what they can. More remote access than wanted is refused, although the memory is reachable by that
-registration as it is: those who know its rkey would reach it for as long as its new user needs it,
-say an exposure whose close() was to end all access. Other flags, as RELAXED_ORDERING, change what
-the device does, so they must be the same.
+registration as it is: each peer that has its rkey would reach it for as long as its new user needs
+it, say an exposure whose close() is to end all access. Other flags, as RELAXED_ORDERING, change
+what the device does, so they must be the same.
 
-An array can be freed in any thread, and in the middle of anything: then its registrations end
-before its memory does, and the pool takes them out of its lists later, see _guard.py.
+The core does the frequent part, see csrc/memory. An array can be freed in any thread, and in the
+middle of anything: then its registrations end before its memory does.
 """
 
 from __future__ import annotations
@@ -23,25 +23,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import functools
 import threading
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .. import MR, PD, SGE, AccessFlags, ClosedError, VerbsError
+from .. import MR, PD, SGE, AccessFlags, ClosedError, VerbsError, _core
 from . import _buffers
 from ._buffers import Wanted
-from ._guard import Guard
 from ._pinning import SLOW, submit
-from ._spans import Spans
 
 if TYPE_CHECKING:
     from .._core import _Buffer as AnyBuffer
 
 LOCAL = AccessFlags.LOCAL_WRITE | AccessFlags.MW_BIND  # which lets a peer do nothing
 
+Region = _core.RegisteredRegion
 Close = Callable[[MR], None]
 # What gets a registration, or the reason why there is none; in any thread.
 Done = Callable[["Registration | None", "BaseException | None"], None]
@@ -62,26 +59,6 @@ class PoolStats(NamedTuple):
     kept_bytes: int
     in_use: int
     in_use_bytes: int
-
-
-class Region:
-    """Registered memory.
-
-    users: how many use it; meanwhile `memory` holds what is registered.
-    array: the numpy array that has the memory, without keeping it; None if it is not to be kept.
-    is_listed: whether it is to be found.
-    """
-
-    def __init__(self, mr: MR, one: _Registering) -> None:
-        self.mr: MR = mr
-        self.nbytes: int = mr.length
-        self.start: int = one.start
-        self.end: int = one.start + mr.length
-        self.access: AccessFlags = one.access
-        self.users: int = 0
-        self.memory: Any = one.memory
-        self.array: weakref.ref[Any] | None = None
-        self.is_listed: bool = False
 
 
 class Registration:
@@ -119,12 +96,15 @@ class Registration:
         default that is done here, or in a thread if it takes long and an event loop runs here."""
         region, self._region = self._region, None
         if region is not None:
-            self._pool.release(region, close)
+            mrs = self._pool.table.release(region)
+            if mrs:
+                _close_all(mrs, close)
 
 
 def _registration(pool: Pool, region: Region, wanted: Wanted, is_new: bool) -> Registration:
-    addr = region.mr.addr + wanted.start - region.start
-    return Registration(pool, region, region.mr, addr, wanted.end - wanted.start, is_new)
+    mr = region.mr
+    addr = mr.addr + wanted.start - region.start
+    return Registration(pool, region, mr, addr, wanted.end - wanted.start, is_new)
 
 
 class _Registering:
@@ -146,9 +126,10 @@ class _Registering:
         is_inside = self.start <= other.start and other.end <= self.end
         return is_inside and self.access == access and self.wanted.array is other.array
 
-    def widen(self, start: int, end: int) -> None:
-        self.start = min(start, *(own.start for own, _ in self.waiting), start)
-        self.end = max(end, *(own.end for own, _ in self.waiting), end)
+    def bounds(self) -> tuple[int, int]:
+        """Where the memory of all that wait begins and ends."""
+        starts = (self.wanted.start, *(own.start for own, _ in self.waiting))
+        return min(starts), max(self.wanted.end, *(own.end for own, _ in self.waiting), 0)
 
     def register(self, pd: PD) -> MR:
         wanted, memory = self.wanted, _buffers.memory_of(self.wanted, self.start, self.end)
@@ -162,61 +143,53 @@ class _Registering:
 
 
 class Pool:
-    """Registrations in one protection domain."""
+    """Registrations in one protection domain.
+
+    table: the core's part, which functions in C may use, too.
+    """
 
     def __init__(
-        self, pd: PD, max_bytes: int, max_registrations: int = 4096, *, has_windows: bool = False
+        self, pd: PD, max_bytes: int, max_registrations: int, *, has_windows: bool = False
     ) -> None:
         """max_bytes, max_registrations: of what stays registered that nothing uses."""
         self.pd: PD = pd
-        self.max_bytes: int = max_bytes
-        self.max_registrations: int = max_registrations
+        self.table: _core.RegisteredTable = _core.RegisteredTable(
+            max_bytes, max_registrations, _close_all
+        )
         self._has_windows = has_windows
-        self._guard = Guard()
-        self._users = 0
-        self._spans: dict[AccessFlags, Spans[Region]] = {}
-        self._kept: OrderedDict[Region, None] = OrderedDict()  # the oldest first
-        self._kept_bytes = 0
-        self._in_use = self._in_use_bytes = 0
-        self._registered = self._reused = 0
+        # Around the list of what is being registered. A finalizer that interrupts a thread which
+        # holds the lock may not wait for it: see acquire_wanted().
+        self._lock = threading.RLock()
         self._registering: list[_Registering] = []
 
     # ---- users ----
 
     def join(self) -> None:
-        """Another user, until leave()."""
-        with self._guard:
-            self._users += 1
+        """Another user, until leave(). Without users nothing is kept."""
+        self.table.join()
 
     def leave(self, close: Close | None = None) -> None:
-        """With the last user goes what is kept. Never waits."""
-        self._guard.later(functools.partial(self._leave, close))
-
-    def _leave(self, close: Close | None) -> None:
-        self._users -= 1
-        if not self._users:
-            self._drop_all(close)
+        """With the last user goes what is kept."""
+        _close_all(self.table.leave(), close)
 
     def close(self) -> None:
         """The device is closed, and what is kept with it."""
-        self._guard.later(functools.partial(self._drop_all, None))
+        _close_all(self.table.drop_all())
 
     def set_limits(self, max_bytes: int, max_registrations: int) -> None:
-        with self._guard:
-            self.max_bytes, self.max_registrations = max_bytes, max_registrations
-            self._shrink(None)
+        _close_all(self.table.set_limits(max_bytes, max_registrations))
 
     @property
     def stats(self) -> PoolStats:
-        with self._guard:
-            return PoolStats(
-                self._registered,
-                self._reused,
-                len(self._kept),
-                self._kept_bytes,
-                self._in_use,
-                self._in_use_bytes,
-            )
+        table = self.table
+        return PoolStats(
+            table.registered,
+            table.reused,
+            table.kept,
+            table.kept_bytes,
+            table.in_use,
+            table.in_use_bytes,
+        )
 
     # ---- for any thread ----
 
@@ -268,36 +241,25 @@ class Pool:
 
     def acquire_wanted(self, wanted: Wanted) -> Registration:
         """The same as acquire()."""
-        if self._guard.is_mine:  # a finalizer interrupts this thread
-            return self._acquire_unlisted(wanted)
-        region = self._find_and_use(wanted)
+        region = self.table.find(wanted.start, wanted.end, wanted.access)
         if region is not None:
             return _registration(self, region, wanted, False)
         if wanted.end - wanted.start >= SLOW:
             return self._wait(wanted)
         one = _Registering(wanted, self._access(wanted))
-        mr = self._register(one, self._drop_oldest)
-        with self._guard:
-            region = self._add(one, mr)
-            self._use(region)
+        region = self._add(one, self._register(one, self.table.drop_oldest), 1)
         return _registration(self, region, wanted, True)
 
     def is_slow(self, wanted: Wanted) -> bool:
         """Whether the kernel would take long for it."""
-        if wanted.end - wanted.start < SLOW:
-            return False
-        with self._guard:
-            return self._find(wanted.access, wanted.start, wanted.end) is None
+        start, end = wanted.start, wanted.end
+        return end - start >= SLOW and not self.table.has(start, end, wanted.access)
 
     def start(self, wanted: Wanted, done: Done) -> None:
         """Have it registered by a thread, by one for all that want it. `done` is called in any."""
         registering = self._join(wanted, done)
         if registering is not None:
             submit(self._run, registering)
-
-    def release(self, region: Region, close: Close | None = None) -> None:
-        """One of its users does not use it any more. Never waits."""
-        self._guard.later(functools.partial(self._release, region, close))
 
     # ---- registering ----
 
@@ -314,35 +276,34 @@ class Pool:
             return AccessFlags(wanted.access)
         return AccessFlags(wanted.access) | LOCAL
 
-    def _find_and_use(self, wanted: Wanted) -> Region | None:
-        with self._guard:
-            region = self._find(wanted.access, wanted.start, wanted.end)
-            if region is not None:
-                self._reused += 1
-                self._use(region)
-            return region
-
-    def _register(self, one: _Registering, make_room: Callable[[], bool]) -> MR:
+    def _register(self, one: _Registering, make_room: Callable[[], list[MR]]) -> MR:
+        array = one.wanted.array if one.is_watched else None
         while True:
-            with self._guard:
-                one.widen(*self._extent(one))
+            with self._lock:
+                start, end = one.bounds()
+                one.start, one.end = self.table.extent(start, end, one.access, array)
             try:
                 return one.register(self.pd)
             except VerbsError:
-                if not make_room():  # what is kept may have been in the way
+                in_the_way = make_room()  # perhaps
+                if not in_the_way:
                     raise
+            for mr in in_the_way:
+                _close_here(mr)
 
-    def _acquire_unlisted(self, wanted: Wanted) -> Registration:
-        """Nobody else finds it."""
-        one = _Registering(wanted, self._access(wanted))
-        region = Region(one.register(self.pd), one)
-        self._guard.later(functools.partial(self._use, region))
-        return _registration(self, region, wanted, True)
+    def _add(self, one: _Registering, mr: MR, users: int) -> Region:
+        region, mrs = self.table.add(mr, one.start, one.access, one.memory, users)
+        if region.mr is not mr:  # another thread was faster
+            mrs.append(mr)
+        elif one.is_watched and mr.length <= self.table.max_bytes:
+            _watch(self.table, region, one.wanted.array)
+        _close_all(mrs)
+        return region
 
     def _join(self, wanted: Wanted, done: Done) -> _Registering | None:
         """What is to run, unless it does."""
         access = self._access(wanted)
-        with self._guard:
+        with self._lock:
             for one in self._registering:
                 if one.contains(wanted, access):
                     one.waiting.append((wanted, done))
@@ -373,161 +334,33 @@ class Pool:
         """In any thread."""
         mr: MR | None = None
         error: BaseException | None = None
+        region: Region | None = None
         try:
-            mr = self._register(one, self._drop_all_kept)
+            mr = self._register(one, self.table.drop_all)
         except BaseException as e:
             error = e
-        with self._guard:
+        with self._lock:
             self._registering.remove(one)
-            region = None if mr is None else self._add(one, mr)
             waiting = one.waiting
-            if region is not None:
-                self._reused += len(waiting) - 1
-                for _ in waiting:
-                    self._use(region)
-            del one.waiting, one.wanted, one.memory
+        try:
+            if mr is not None:
+                region = self._add(one, mr, len(waiting))
+        except BaseException as e:
+            error = e
+        del one.waiting, one.wanted, one.memory
         for i, (wanted, done) in enumerate(waiting):
             done(None if region is None else _registration(self, region, wanted, i == 0), error)
 
-    # ---- under the lock ----
 
-    def _suitable(self, access: int) -> list[Spans[Region]]:
-        """What has this access, and no more that matters."""
-        return [
-            spans
-            for own, spans in self._spans.items()
-            if not access & ~own and not own & ~access & ~LOCAL
-        ]
+def _watch(table: _core.RegisteredTable, region: Region, array: Any) -> None:
+    """End the registration before the memory is freed, in whichever thread that is."""
 
-    def _find(self, access: int, start: int, end: int) -> Region | None:
-        """What has it registered. Its memory is held."""
-        for spans in self._suitable(access):
-            while (region := spans.find(start, end)) is not None:
-                if region.memory is None and region.array is not None:
-                    region.memory = region.array()
-                if region.memory is not None:
-                    return region
-                self._unlist(region)  # its array is being freed
-        return None
+    def gone(_: object) -> None:
+        with contextlib.suppress(VerbsError, ClosedError):
+            region.mr.close()
+        table.forget(region)
 
-    def _extent(self, one: _Registering) -> tuple[int, int]:
-        """What to register for it: with what it overlaps, so that slices of an array become one
-        registration, which contains those that are to come."""
-        start, end = one.wanted.start, one.wanted.end
-        spans = self._spans.get(one.access)
-        if one.is_watched and spans is not None:
-            for region in spans.overlapping(start, end):
-                if region.array is not None and region.array() is one.wanted.array:
-                    start, end = min(start, region.start), max(end, region.end)
-        if end - start <= self.max_bytes:
-            return start, end
-        return one.wanted.start, one.wanted.end
-
-    def _add(self, one: _Registering, mr: MR) -> Region:
-        """What was registered; or what contains it, if another thread has registered that
-        meanwhile."""
-        self._registered += 1
-        region = self._find(one.access, one.start, one.end)
-        if region is not None:
-            self._close(mr, None)
-            return region
-        region = Region(mr, one)
-        for contained in self._spans.setdefault(one.access, Spans()).add(region):
-            contained.is_listed = False
-            if not contained.users:
-                self._drop(contained, None)
-        region.is_listed = True
-        if region.nbytes <= self.max_bytes and one.is_watched:
-            self._watch(region, one.wanted.array)
-        return region
-
-    def _use(self, region: Region) -> None:
-        self._unkeep(region)
-        if not region.users:
-            self._in_use += 1
-            self._in_use_bytes += region.nbytes
-        region.users += 1
-
-    def _release(self, region: Region, close: Close | None) -> None:
-        region.users -= 1
-        if region.users:
-            return
-        self._in_use -= 1
-        self._in_use_bytes -= region.nbytes
-        memory, region.memory = region.memory, None
-        if region.array is not None and region.is_listed and self._users:
-            self._kept[region] = None
-            self._kept_bytes += region.nbytes
-            self._shrink(close)
-        else:
-            self._drop(region, close)
-        self._guard.after(functools.partial(_let_go, memory))  # last: this may free the array
-        del memory
-
-    def _unlist(self, region: Region) -> None:
-        region.is_listed = False
-        self._spans[region.access].remove(region)
-
-    # ---- kept ----
-
-    def _watch(self, region: Region, array: Any) -> None:
-        """End the registration before the memory is freed, in whichever thread that is."""
-        mr, guard, forget = region.mr, self._guard, functools.partial(self._forget, region)
-
-        def gone(_: object) -> None:
-            with contextlib.suppress(VerbsError, ClosedError):
-                mr.close()
-            guard.later(forget)
-
-        region.array = weakref.ref(array, gone)
-
-    def _forget(self, region: Region) -> None:
-        """Its array was freed."""
-        self._unkeep(region)
-        if region.is_listed:
-            self._unlist(region)
-
-    def _drop(self, region: Region, close: Close | None) -> None:
-        """Nothing uses it."""
-        self._unkeep(region)
-        if region.is_listed:
-            self._unlist(region)
-        region.array = None  # otherwise numpy would still refuse to resize it
-        self._close(region.mr, close)
-
-    def _close(self, mr: MR, close: Close | None) -> None:
-        self._guard.after(functools.partial(close or _deregister, mr))
-
-    def _unkeep(self, region: Region) -> None:
-        if region in self._kept:
-            del self._kept[region]
-            self._kept_bytes -= region.nbytes
-
-    def _shrink(self, close: Close | None) -> None:
-        while self._kept_bytes > self.max_bytes or len(self._kept) > self.max_registrations:
-            self._drop(next(iter(self._kept)), close)
-
-    def _drop_all(self, close: Close | None) -> bool:
-        is_any = bool(self._kept)
-        while self._kept:
-            self._drop(next(iter(self._kept)), close)
-        return is_any
-
-    def _drop_oldest(self) -> bool:
-        """Return False if nothing is kept."""
-        with self._guard:
-            if not self._kept:
-                return False
-            self._drop(next(iter(self._kept)), _close_here)
-        return True
-
-    def _drop_all_kept(self) -> bool:
-        with self._guard:
-            return self._drop_all(_close_here)
-
-
-def _let_go(_memory: object) -> None:
-    """What the caller refers to no more ends here."""
+    region.watch(weakref.ref(array, gone))
 
 
 def _close_here(mr: MR) -> None:
@@ -542,3 +375,8 @@ def _deregister(mr: MR) -> None:
         submit(_close_here, mr)
     else:
         _close_here(mr)
+
+
+def _close_all(mrs: list[MR], close: Close | None = None) -> None:
+    for mr in mrs:
+        (close or _deregister)(mr)

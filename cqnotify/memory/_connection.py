@@ -12,7 +12,10 @@ import asyncio
 import contextlib
 import itertools
 import threading
+import time
 from collections import deque
+from collections.abc import Callable
+from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from .. import (
@@ -31,6 +34,7 @@ from .. import (
     SendFlags,
     VerbsError,
     WCStatus,
+    WROpcode,
 )
 from ..aio import AsyncCQ
 from . import _wire as wire
@@ -49,7 +53,17 @@ UNDER_WAY: Final = 64  # reads and writes in the send queue; more wait
 FRAMES: Final = 2 * wire.RECEIVES
 RESERVED: Final = FRAMES + (wire.OPENS + 1) * wire.TOGETHER
 SETTLING: Final = 0.1  # seconds, for the peer's device to acknowledge a frame
+# Seconds between two probes of a peer for which this end waits: nothing else would tell that its
+# host has died before it has answered. And newer Soft-RoCE can forget what it has to repeat until
+# the next request is posted; with each it restarts its timer, so they must not come faster than
+# that takes to give up, 3.8 s by default.
+PROBE_INTERVAL: Final = 5.0
+STANDING: Final = 1.0  # seconds that an event loop may stand still which another one waits for
 PEER_ACCESS: Final = AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE
+
+
+class Again(Exception):
+    """The connection has ended because of another transfer: go on over the next."""
 
 
 class Grant(NamedTuple):
@@ -63,35 +77,53 @@ class Grant(NamedTuple):
 class Home:
     """The event loop in which the send CQ of a connection is awaited."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, cq: CQ) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, cq: CQ, probe: Callable[[], object]
+    ) -> None:
         self.loop = loop
         self.acq: AsyncCQ = AsyncCQ(cq)
         self.active: int = 0  # transfers
         self.leaving: asyncio.Future[None] | None = None  # of the service, which waits for it
-
-    # The following are called in the thread of the loop, or when that is closed, so they need no
-    # lock.
+        self._probe = probe
+        self._timer: asyncio.TimerHandle | None = None
+        self._lock = threading.RLock()
 
     def enter(self) -> bool:
-        """Begin a transfer. Return False if it must go elsewhere."""
-        if self.leaving is not None:
-            return False
-        self.active += 1
+        """Begin a transfer, in the thread of the loop. Return False if it must go elsewhere."""
+        with self._lock:
+            if self.leaving is not None:
+                return False
+            self.active += 1
+        if self._timer is None:
+            self._timer = self.loop.call_later(PROBE_INTERVAL, self._on_timer)
         return True
+
+    def _on_timer(self) -> None:
+        """Probe the peer while there are transfers. The timer outlives them: a short one needs none
+        of its own."""
+        self._timer = None
+        if self.active and not self.acq.closed:
+            self._probe()
+            self._timer = self.loop.call_later(PROBE_INTERVAL, self._on_timer)
 
     def left(self) -> None:
         """A transfer has ended."""
-        self.active -= 1
-        if self.leaving is not None and not self.active:
+        with self._lock:
+            self.active -= 1
+            is_last = self.leaving is not None and not self.active
+        if is_last:
             self._leave()
 
     def leave(self, future: asyncio.Future[None]) -> None:
-        """Close the AsyncCQ as soon as no transfer uses it, and then set a future of the
-        service."""
-        if self.leaving is None:
+        """Close the AsyncCQ as soon as no transfer uses it, and then set a future of the service.
+        Called in the thread of the loop, or when that is closed."""
+        with self._lock:
+            if self.leaving is not None:
+                return
             self.leaving = future
-            if not self.active or self.loop.is_closed():
-                self._leave()
+            is_last = not self.active or self.loop.is_closed()
+        if is_last:
+            self._leave()
 
     def _leave(self) -> None:
         self.acq.close()
@@ -120,14 +152,14 @@ class Connection:
         self.device = device
         self.peer = b""
         self.grants: dict[int, Grant] = {}
-        self.windows: dict[int, MW] = {}
+        self.windows: dict[int, MW | None] = {}
         self.error: Exception | None = None
         self.is_retired: bool = False
         self.uses: int = 0
         self.home: Home | None = None
         self.ended: asyncio.Future[None] = service.loop.create_future()
         self._service, self._table = service, table
-        self._lock = threading.Lock()  # around the change of `home`
+        self._lock = threading.RLock()  # around the change of `home` and of `error`
         self._moving: asyncio.Future[None] | None = None  # set when the home was left
         self._conn: cm.Connection | None = None
         self._opening: dict[int, asyncio.Future[Grant]] = {}
@@ -136,6 +168,7 @@ class Connection:
         self._revoked: deque[int] = deque()  # tokens of which the peer must learn
         self._revokeds = 0
         self._is_flushing = False
+        self._timer: asyncio.TimerHandle | None = None
         self.idle_answer: asyncio.Future[bool] | None = None
         self._slots: deque[int] = deque(range(FRAMES))
         self._bind_ids = itertools.count(FRAMES)
@@ -176,9 +209,12 @@ class Connection:
 
     def _unmake(self) -> None:
         self._memory = memoryview(b"")
+        if self._timer is not None:
+            self._timer.cancel()
         while self._made:
             with contextlib.suppress(VerbsError, ClosedError):  # of a device that is gone
                 self._made.pop().close()
+        self._binding.clear()
 
     def post_receives(self, qp: QP) -> None:
         """Fits `on_init` of cqnotify.cm."""
@@ -189,6 +225,10 @@ class Connection:
     def begin(self, conn: cm.Connection, peer: bytes) -> None:
         """It was made."""
         self._conn, self.peer = conn, peer
+        if self.error is not None:
+            with contextlib.suppress(VerbsError):
+                conn.close()
+            return
         self._service.start(self._receive())
         self._service.start(self._watch())
 
@@ -206,29 +246,34 @@ class Connection:
         self._service.call(self._end)
 
     def _end(self) -> None:
-        error = self.error
-        assert error is not None, "it is over"
         if self.ended.done():
             return
         if self._binding:
             with contextlib.suppress(VerbsError, ClosedError, ValueError):
                 self.qp.modify(qp_state=QPState.ERR)  # so that all complete
-                self.poll(SETTLING)
-        self._table.forget(self)
+            self._poll_while(lambda: bool(self._binding))
+        tokens = self._table.end(self)
         if self._conn is not None:
             with contextlib.suppress(VerbsError):
                 self._conn.close()
         if self.home is not None:
             self.home.acq.close()
         self._unmake()
+        self._table.forget(self, tokens)
         for future in self._opening.values():
             if not future.done():
-                future.set_exception(ConnectionLostError(str(error)))
-                future.exception()
+                future.set_exception(self.over())
+                future.exception()  # perhaps nobody waits any more
         self._opening.clear()
         if self.idle_answer is not None:
             _answer(self.idle_answer, False)
         _set(self.ended)
+
+    def over(self) -> Exception:
+        """What to raise in a transfer that has not begun: the connection has ended."""
+        if isinstance(self.error, RevokedError) or self.is_retired:
+            return Again()
+        return ConnectionLostError(str(self.error))
 
     def fail(self) -> None:
         """Close it without having been made."""
@@ -249,7 +294,7 @@ class Connection:
                 if self.home is home and self.error is None:
                     if home is not None:
                         home.acq.close()
-                    home = self.home = Home(loop, self.qp.send_cq)
+                    home = self.home = Home(loop, self.qp.send_cq, self.probe)
                 else:
                     home = self.home
         return home if home is not None and home.loop is loop and home.enter() else None
@@ -259,7 +304,7 @@ class Connection:
         loop = self._service.loop
         while (home := self.acquire(loop)) is None:
             if self.error is not None:
-                raise ConnectionLostError(str(self.error))
+                raise self.over()
             home = self.home
             assert home is not None, "acquire() would have made one"
             if self._moving is None or self._moving.done():
@@ -269,10 +314,17 @@ class Connection:
                 except RuntimeError:  # it is closed
                     home.leave(self._moving)
             moving = home.leaving or self._moving
-            await asyncio.wait([moving, self.ended], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                [moving, self.ended], timeout=STANDING, return_when=asyncio.FIRST_COMPLETED
+            )
             with self._lock:
                 if self.home is home and moving.done() and self.error is None:
-                    self.home = Home(loop, self.qp.send_cq)
+                    self.home = Home(loop, self.qp.send_cq, self.probe)
+            if not (moving.done() or home.loop.is_running() or home.loop.is_closed()):
+                self.is_retired = True  # nobody knows when that loop goes on
+                if not home.active:
+                    self.lose("the event loop that has used it stands still")
+                raise Again
         return home
 
     def leave(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -309,7 +361,7 @@ class Connection:
         if grant is not None:
             return grant
         if self.error is not None:
-            raise ConnectionLostError(str(self.error))
+            raise self.over()
         future = self._opening.get(token)
         if future is None:
             future = self._opening[token] = self._service.loop.create_future()
@@ -344,27 +396,46 @@ class Connection:
         """Bind a window. Until the completion was polled the device needs the registration."""
         wr_id = next(self._bind_ids)
         sge = registration.sge(0, registration.nbytes)
-        self.qp.bind_mw(mw, sge, access=access, wr_id=wr_id)
-        self._binding[wr_id] = token
+        self._binding[wr_id] = token  # first: another thread may poll the completion
+        try:
+            self.qp.bind_mw(mw, sge, access=access, wr_id=wr_id)
+        except BaseException:
+            del self._binding[wr_id]
+            raise
 
     def settle(self, token: int) -> None:
         """Wait until the window of a token is bound, so that it can be closed; the connection is
         lost if that takes long. Called in any thread."""
-        if token in self._binding.values():
-            self.poll(SETTLING)
-        if token in self._binding.values():
+        self._poll_while(lambda: self._is_binding(token))
+        if self._is_binding(token):
             self.lose("the peer does not answer")
             if self._service.is_here:
                 self._end()
             else:
-                self._service.run(self._wait_ended()).result()
+                with contextlib.suppress(ClosedError, CancelledError):  # the service ends
+                    self._service.run(self._wait_ended()).result()
+
+    def _is_binding(self, token: int) -> bool:
+        return token in self._binding.copy().values()
+
+    def _poll_while(self, condition: Callable[[], bool]) -> None:
+        end = time.monotonic() + SETTLING
+        while condition() and time.monotonic() < end:
+            self.poll(0.001)
 
     async def _wait_ended(self) -> None:
         await self.ended
 
     def poll(self, spin: float = 0.0) -> None:
         """Poll the completions of frames and binds."""
-        for wc in self.qp.send_cq.poll(RESERVED, spin=spin):
+        try:
+            wcs = self.qp.send_cq.poll(RESERVED, spin=spin)
+        except ClosedError:  # it has ended
+            return
+        except VerbsError as e:
+            self.lose(str(e))
+            return
+        for wc in wcs:
             if wc.wr_id >= FRAMES:
                 self._binding.pop(wc.wr_id, None)
             elif wc.ok:
@@ -375,22 +446,50 @@ class Connection:
     def ask_idle(self) -> asyncio.Future[bool]:
         """Ask the peer whether it uses the connection. The future says whether it does not."""
         self.is_retired = True
-        self.idle_answer = self._service.loop.create_future()
+        self.idle_answer = answer = self._service.loop.create_future()
         self._send(wire.frame(Kind.IDLE))
-        return self.idle_answer
+        return answer
 
     def _send(self, frame: bytes) -> None:
         self.poll()
-        if not self._slots:
+        slot = self._slot()
+        if slot is None:
             self.lose("the device completes no sends")
             return
-        slot = self._slots.popleft()
         at = (wire.RECEIVES + slot) * wire.FRAME_SIZE
         self._memory[at : at + len(frame)] = frame
         try:
             sge = self._mr[at : at + len(frame)]
             self.qp.post_send(sge, wr_id=slot, send_flags=SendFlags.SIGNALED | SendFlags.SOLICITED)
         except (VerbsError, ClosedError, ValueError) as e:
+            self.lose(str(e))
+        if self._timer is None:
+            self._timer = self._service.loop.call_later(PROBE_INTERVAL, self._on_timer)
+
+    def _slot(self) -> int | None:
+        try:
+            return self._slots.popleft()
+        except IndexError:
+            return None
+
+    def _on_timer(self) -> None:
+        """Probe the peer while this end waits for an answer, of it or of its device."""
+        self._timer = None
+        if self.error is None:
+            self.poll()
+            if self._opening or self.idle_answer or len(self._slots) < FRAMES:
+                self.probe()
+                self._timer = self._service.loop.call_later(PROBE_INTERVAL, self._on_timer)
+
+    def probe(self) -> None:
+        """Post an empty write, which fails if the peer's device does not answer. In any thread."""
+        self.poll()
+        if self.device.is_iwarp or self.error is not None or (slot := self._slot()) is None:
+            return
+        try:
+            there = {"remote_addr": 0, "rkey": 0}
+            self.qp.post_send(None, opcode=WROpcode.RDMA_WRITE, wr_id=slot, **there)
+        except (VerbsError, ClosedError) as e:
             self.lose(str(e))
 
     async def _receive(self) -> None:
@@ -435,14 +534,16 @@ class Connection:
             raise ProtocolError(f"{kind.name} without a question")
 
     def _answered(self, answer: Answer) -> None:
-        future = self._opening.pop(answer.token, None)
+        future = self._opening.get(answer.token)
         if future is None:
             raise ProtocolError("a GRANT of a token that was not asked for")
         if answer.status == Status.GRANTED:
+            if answer.addr + answer.length > 1 << 64:
+                raise ProtocolError("a GRANT of memory beyond the end of all memory")
             grant = Grant(answer.addr, answer.length, answer.rkey)
             self.grants[answer.token] = grant
             _answer(future, grant)
-        elif not future.done():
+        else:
             if answer.status == Status.NO_ROOM:
                 text = "the process that exposes the memory has no room for another window of it"
                 future.set_exception(TransferError(text))
@@ -450,12 +551,15 @@ class Connection:
                 text = "the memory is not exposed: the token is unknown, was revoked or has expired"
                 future.set_exception(RevokedError(text))
             future.exception()  # perhaps nobody waits any more
+        del self._opening[answer.token]
 
     # ---- idle ----
 
     def is_used(self) -> bool:
         """Whether this end uses it, or has used it since the last call."""
-        used = self.uses > 0 or (self.home is not None and self.home.active > 0)
+        used = (
+            self.uses > 0 or bool(self._opening) or (self.home is not None and self.home.active > 0)
+        )
         self.uses = 0
         return used
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import enum
 import re
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from typing import Self
 
 PROCESS_SIZE: Final = 16  # bytes of the id of a process
+MAX_HOSTS: Final = 64
+MAX_DIMENSIONS: Final = 64  # of numpy
 _PROCESS: Final = re.compile(f"[0-9a-f]{{{2 * PROCESS_SIZE}}}")
 
 
@@ -95,14 +98,14 @@ class Descriptor(Described):
         try:
             shape = data.get("shape")
             return cls(
-                hosts=tuple(data["hosts"]),
+                hosts=_tuple(data["hosts"]),
                 port=data["port"],
                 process=data["process"],
                 token=data["token"],
                 length=data["length"],
                 access=Access(data["access"]),
                 dtype=data.get("dtype"),
-                shape=None if shape is None else tuple(shape),
+                shape=None if shape is None else _tuple(shape),
                 order=data.get("order", "C"),
                 expires=data.get("expires"),
             )
@@ -110,8 +113,8 @@ class Descriptor(Described):
             raise ValueError(f"this is no descriptor: {e!r}") from None
 
     def __post_init__(self) -> None:
-        if not self.hosts or not all(isinstance(host, str) for host in self.hosts):
-            raise ValueError("hosts must be addresses, at least one")
+        if not 1 <= len(self.hosts) <= MAX_HOSTS or not all(map(_is_address, self.hosts)):
+            raise ValueError(f"hosts must be IP addresses, 1 to {MAX_HOSTS}")
         _check_int("port", self.port, 1, 65535)
         _check_int("token", self.token, 0, (1 << 64) - 1)
         _check_int("length", self.length, 0, (1 << 63) - 1)
@@ -120,12 +123,34 @@ class Descriptor(Described):
         if not isinstance(self.process, str) or not _PROCESS.fullmatch(self.process):
             raise ValueError(f"process must be {2 * PROCESS_SIZE} hexadecimal digits")
         if self.shape is not None:
+            if len(self.shape) > MAX_DIMENSIONS:
+                raise ValueError(
+                    f"shape has {len(self.shape)} dimensions, more than numpy can have"
+                )
             for n in self.shape:
                 _check_int("a dimension of shape", n, 0, (1 << 63) - 1)
         if not (self.dtype is None or isinstance(self.dtype, str)) or self.order not in ("C", "F"):
             raise ValueError(f"dtype {self.dtype!r} with order {self.order!r} is not numpy's")
         if not (self.expires is None or isinstance(self.expires, int | float)):
             raise ValueError(f"expires is {self.expires!r}: it must be seconds since 1970, or None")
+
+
+def _tuple(value: object) -> tuple[Any, ...]:
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"{value!r} must be a list")
+    return tuple(value)
+
+
+def _is_address(host: object) -> bool:
+    if not isinstance(host, str):
+        return False
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            socket.inet_pton(family, host.partition("%")[0])
+        except (OSError, ValueError):
+            continue
+        return True
+    return False
 
 
 def _check_int(name: str, value: object, least: int, most: int) -> None:

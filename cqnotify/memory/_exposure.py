@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from .. import MR, MW, AccessFlags, ClosedError, MWType, VerbsError
 from ._descriptor import BOTH, Access, Described, Descriptor
+from ._service import CLOSED
 from ._wire import Answer, Status
 
 if TYPE_CHECKING:
@@ -43,10 +44,10 @@ MAX_WINDOWS: Final = 1 << 16  # of one connection
 
 
 class Opener(Protocol):
-    """A connection, to this file."""
+    """A connection, to this file. windows: by token, what it has opened; None without windows."""
 
     device: Device
-    windows: dict[int, MW]
+    windows: dict[int, MW | None]
 
     def bind(self, mw: MW, token: int, registration: Registration, access: AccessFlags) -> None: ...
     def settle(self, token: int) -> None: ...
@@ -183,6 +184,7 @@ class Table:
         self._exposures: dict[int, Exposure] = {}
         self._tokens: deque[int] = deque()
         self._lock = threading.RLock()
+        self._is_closed = False
 
     def __len__(self) -> int:
         return len(self._exposures)
@@ -198,7 +200,12 @@ class Table:
             return self._tokens.popleft()
 
     def add(self, exposure: Exposure) -> None:
-        self._exposures[exposure.token] = exposure
+        with self._lock:
+            if self._is_closed:
+                for registration in exposure._registrations.values():
+                    registration.release()
+                raise ClosedError(CLOSED)
+            self._exposures[exposure.token] = exposure
         if exposure.expires is not None:
             self._service.call(self._expire_later, exposure)
 
@@ -227,10 +234,10 @@ class Table:
         registration = registered(exposure, opener.device)
         rights = RIGHTS[exposure.access]
         token = exposure.token
+        mw = opener.windows.get(token)
+        if mw is None and len(opener.windows) >= MAX_WINDOWS:
+            return Answer(token, 0, 0, 0, Status.NO_ROOM)
         if opener.device.has_windows:
-            if len(opener.windows) >= MAX_WINDOWS:
-                return Answer(token, 0, 0, 0, Status.NO_ROOM)
-            mw = opener.windows.get(token)
             if mw is None:
                 mw = MW(opener.device.pd, MWType.TYPE_2)
                 try:
@@ -241,19 +248,27 @@ class Table:
                 opener.windows[token] = mw
             rkey = mw.rkey
         else:
+            opener.windows[token] = None
             rkey = registration.rkey
         exposure._openers.add(opener)
         return Answer(token, registration.addr, exposure.length, rkey, Status.GRANTED)
 
-    def forget(self, opener: Opener) -> None:
-        """A connection has ended: close its windows."""
+    def end(self, opener: Opener) -> list[int]:
+        """A connection ends: close its windows. Returns their tokens, for forget()."""
         with self._lock:
-            for token, mw in opener.windows.items():
+            tokens = list(opener.windows)
+            for mw in opener.windows.values():
                 close(mw)
+            opener.windows.clear()
+            return tokens
+
+    def forget(self, opener: Opener, tokens: list[int]) -> None:
+        """Its queue pair is closed, too, and needs no registration any more."""
+        with self._lock:
+            for token in tokens:
                 exposure = self._exposures.get(token)
                 if exposure is not None:
                     exposure._openers.discard(opener)
-            opener.windows.clear()
 
     # ---- revoking ----
 
@@ -267,9 +282,7 @@ class Table:
             opener.settle(exposure.token)
         with self._lock:
             for opener in openers:
-                mw = opener.windows.pop(exposure.token, None)
-                if mw is not None:
-                    close(mw)
+                close(opener.windows.pop(exposure.token, None))
             exposure._openers.clear()
             registrations = list(exposure._registrations.values())
             exposure._registrations.clear()
@@ -282,9 +295,17 @@ class Table:
         for opener in openers:
             self._service.call(opener.revoked, exposure.token)
 
-    def revoke_all(self) -> None:
-        for exposure in list(self._exposures.values()):
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            exposures = list(self._exposures.values())
+        for exposure in exposures:
             self.revoke(exposure)
+
+    def forget_all(self) -> None:
+        """In a forked child: closing an exposure of the parent does nothing."""
+        self._lock = threading.RLock()
+        self._exposures = {}
 
 
 def registered(exposure: Exposure, device: Device) -> Registration:
@@ -305,6 +326,7 @@ def registered(exposure: Exposure, device: Device) -> Registration:
     return registration
 
 
-def close(one: MW | MR) -> None:
-    with contextlib.suppress(VerbsError, ClosedError):  # of a device that is gone
-        one.close()
+def close(mw: MW | None) -> None:
+    if mw is not None:
+        with contextlib.suppress(VerbsError, ClosedError):  # of a device that is gone
+            mw.close()

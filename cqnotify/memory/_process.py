@@ -16,11 +16,11 @@ from .. import AsyncEventError, ClosedError, VerbsError, cm, devices
 from .._happy_eyeballs import first_of
 from .._registered import Device
 from . import _wire as wire
-from ._connection import PEER_ACCESS, Connection, Grant
+from ._connection import PEER_ACCESS, Again, Connection, Grant
 from ._descriptor import PROCESS_SIZE, Described
 from ._errors import ConnectionLostError, RefusedError
 from ._exposure import Table
-from ._service import Service, at_exit, in_child
+from ._service import CLOSED, Service, at_exit, in_child
 
 _T = TypeVar("_T")
 
@@ -54,6 +54,7 @@ class Process:
         self._devices: dict[str, Device] = {}
         self._first: str | None = None  # the name of the first device
         self._half_open = 0
+        self._is_closed = False
         self._lock = threading.Lock()
 
     # ---- listening ----
@@ -173,6 +174,8 @@ class Process:
     async def connection_to(self, one: Described) -> Connection:
         """The connection to the process of a descriptor. Made if there is none."""
         while True:
+            if self._is_closed:
+                raise ClosedError(CLOSED)
             conn = self.connections.get(one.process)
             if conn is not None and conn.error is None and not conn.is_retired:
                 return conn
@@ -229,7 +232,7 @@ class Process:
             said = e.private_data.rstrip(b"\0")
             if said == CROSSED:
                 raise _Crossed from e
-            text = said.decode("ascii", "replace") or f"no process listens there: {e}"
+            text = _printable(said) or f"no process listens there: {e}"
             raise RefusedError(f"{host} port {one.port} has refused the connection: {text}") from e
         except BaseException:
             conn.fail()
@@ -261,8 +264,10 @@ class Process:
         return None if grant is None else (conn, grant)
 
     async def granted(self, one: Described) -> tuple[Connection, Grant]:
-        conn = await self.connection_to(one)
-        return conn, await conn.open(one.token)
+        while True:
+            conn = await self.connection_to(one)
+            with contextlib.suppress(Again):
+                return conn, await conn.open(one.token)
 
     def leave(self, loop: asyncio.AbstractEventLoop) -> None:
         """A call is about to block the running loop: no connection may be used there."""
@@ -272,9 +277,8 @@ class Process:
     # ---- ending ----
 
     def close(self) -> None:
-        self.table.revoke_all()
-        if not self.service.loop.is_closed():
-            self.service.run(self._close()).result()
+        self.table.close()
+        self.service.run(self._close()).result()
         self.service.close()
         for device in self._devices.values():
             device.default_pool.leave()
@@ -282,11 +286,22 @@ class Process:
         self._devices.clear()
 
     async def _close(self) -> None:
-        for conn in list(self._all):
-            conn.lose("cqnotify.memory was closed in this process")
+        self._is_closed = True
+        await self.service.end_started()
         while self._all:
+            for conn in self._all:
+                conn.lose(CLOSED)
             await asyncio.wait([conn.ended for conn in self._all])
             await asyncio.sleep(0)  # for the callbacks of `ended`
+
+    def forget(self) -> None:
+        """In a forked child: all of it is the parent's."""
+        self.table.forget_all()
+        self.service.forget()
+
+
+def _printable(said: bytes) -> str:
+    return "".join(chr(c) if 32 <= c < 127 else "?" for c in said)
 
 
 def _explained(error: Exception) -> Exception:
@@ -300,6 +315,7 @@ def _explained(error: Exception) -> Exception:
 
 
 _current: Process | None = None
+_parents: list[Process] = []  # of a forked child, which must not close what it shares with them
 _lock = threading.RLock()
 
 
@@ -327,7 +343,10 @@ def end() -> None:
 def _forget() -> None:
     """In a forked child: the thread, the connections and the exposures are the parent's."""
     global _current, _lock
-    _current, _lock = None, threading.RLock()
+    process, _current, _lock = _current, None, threading.RLock()
+    if process is not None:
+        process.forget()
+        _parents.append(process)
 
 
 at_exit(end)
@@ -361,30 +380,30 @@ class Running:
     ) -> None:
         self._service = process.service
         self._task: asyncio.Task[_T] | None = None
-        try:
-            process.service.loop.call_soon_threadsafe(self._start, coroutine, outcome)
-        except RuntimeError:
+        self._is_cancelled = False
+        if not self._service.call(self._start, coroutine, outcome):
             coroutine.close()
-            outcome.set_exception(ClosedError("cqnotify.memory was closed in this process"))
+            outcome.set_exception(ClosedError(CLOSED))
 
     def _start(self, coroutine: Coroutine[Any, Any, Any], outcome: Future[Any]) -> None:
         self._task = task = self._service.loop.create_task(coroutine)
-        task.add_done_callback(partial(_hand_over, outcome))
+        task.add_done_callback(partial(self._hand_over, outcome))
 
     def cancel(self) -> None:
         """Cancel it, soon."""
 
         def cancel() -> None:
+            self._is_cancelled = True
             if self._task is not None:
                 self._task.cancel()
 
         self._service.call(cancel)
 
-
-def _hand_over(outcome: Future[Any], task: asyncio.Task[Any]) -> None:
-    if task.cancelled():
-        outcome.set_exception(asyncio.CancelledError())
-    elif (error := task.exception()) is not None:
-        outcome.set_exception(error)
-    else:
-        outcome.set_result(task.result())
+    def _hand_over(self, outcome: Future[Any], task: asyncio.Task[Any]) -> None:
+        if task.cancelled():
+            cancelled = self._is_cancelled
+            outcome.set_exception(asyncio.CancelledError() if cancelled else ClosedError(CLOSED))
+        elif (error := task.exception()) is not None:
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(task.result())

@@ -7,13 +7,14 @@ import asyncio
 import importlib
 import math
 import mmap
+import operator
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, Final
 
 from .. import MR, AccessFlags, AsyncEventError, ClosedError, CompletionError, VerbsError, WCStatus
 from .._registered import bytes_of
 from .._timeouts import seconds_of
-from ._connection import Connection, Grant, Home
+from ._connection import Again, Connection, Grant, Home
 from ._descriptor import BOTH, Access, Described
 from ._errors import RevokedError, TransferError
 from ._process import Process, current, in_service
@@ -133,7 +134,10 @@ class Transfer:
                 if home is None:
                     if not process.service.is_here:
                         return await in_service(process, self._transfer(process))
-                    home = await conn.acquire_here()
+                    try:
+                        home = await conn.acquire_here()
+                    except Again:
+                        continue
                 conn.uses += 1
                 try:
                     return await self._over(conn, grant, home)
@@ -278,6 +282,7 @@ def check(
             f"the memory is exposed for {one.access.name}, not for {needed.name}: "
             "expose(..., access=...) says what peers may do"
         )
+    offset, length = operator.index(offset), None if length is None else operator.index(length)
     if not 0 <= offset <= one.length:
         raise ValueError(f"offset is {offset}: the memory has {one.length} bytes")
     if length is None:
@@ -308,7 +313,10 @@ def new_memory(one: Described, nbytes: int) -> tuple[memoryview, Any]:
     if one.dtype is not None and one.shape is not None and nbytes == one.length:
         array = new_array(one)
         return bytes_of(array, "into"), array
-    view = memoryview(mmap.mmap(-1, nbytes) if nbytes >= MAPPED else bytearray(nbytes))
+    try:
+        view = memoryview(mmap.mmap(-1, nbytes) if nbytes >= MAPPED else bytearray(nbytes))
+    except (OSError, OverflowError) as e:
+        raise MemoryError(f"there is no memory for {nbytes} bytes: {e}") from None
     return view, view
 
 

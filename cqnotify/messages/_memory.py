@@ -17,7 +17,7 @@ from ._pinning import Pinning
 if TYPE_CHECKING:
     from .._core import _Buffer as AnyBuffer
 
-Wanted = _core.MessageMemory  # a buffer that is to be registered
+Wanted = _core.WantedMemory  # a buffer that is to be registered
 READABLE = AccessFlags.REMOTE_READ  # by the peer
 
 
@@ -59,7 +59,7 @@ class Registrations:
     """Those that the messages of one connection use."""
 
     def __init__(self, pool: Pool) -> None:
-        """Of a pool that the caller has joined."""
+        """The caller has joined the pool; close() leaves it."""
         self._pool = pool
         self._used: set[Registration] = set()
         self._registered = self._reused = 0

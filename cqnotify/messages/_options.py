@@ -32,8 +32,8 @@ class ConnectionOptions:
         peer's send() refuses larger ones.
     offers: how many messages from this end can wait to be read by the receiver; 1 to 1024.
     cache: how many bytes of memory stay registered while no message uses them, for all connections
-        with the same `cache` together; 0: none. A peer that was allowed to read this memory still
-        can.
+        of the process with the same `cache` together; 0: none. A peer that was allowed to read
+        this memory still can.
     isolated: whether the connection shares registrations with no other one. Otherwise a peer that
         knows, or guesses, what was offered to another peer can read that, too. On iWARP all are.
     name: of the CQs in `cqnotify.metrics`, as "messages: sends" and "messages: receives". The

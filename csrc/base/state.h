@@ -25,7 +25,8 @@ typedef struct {
     PyTypeObject *Engine, *Awaitable, *Scope, *Selector;
     PyTypeObject *CMChannel, *CMID, *CMConn, *CMWait, *CMCall;
     PyTypeObject *MessageFlow, *MessageRing, *MessageReceive, *MessageSend, *MessageSession,
-        *MessageMemory, *MessageReading;
+        *MessageReading;
+    PyTypeObject *WantedMemory, *RegisteredRegion, *RegisteredTable;
     PyObject *ProtocolError; /* of cqnotify.messages, or NULL until that is imported */
 
     /* Members of the Python enums, by value, filled on first use; NULL for unused values. See

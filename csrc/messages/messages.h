@@ -16,7 +16,6 @@
  *   frames.c           the buffers of a message to be sent
  *   copy.c             copies the frames of a received message
  *   register.c         keeps buffers registered while a message uses them
- *   memory.c           MessageMemory: a buffer to be registered
  *   send_queue.c       the send queue, and the memory from which frames are sent
  *   ring.c             MessageRing: memory that is freed in the order of its allocation
  *   flow.c             MessageFlow: credits, and when an ACK is due

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /* Keeps buffers registered while a message uses them. Python decides which ones stay registered for
- * later messages: see _memory.py and _pool.py. */
+ * later messages: see _memory.py and cqnotify/_registered. */
 
 #include "messages/register.h"
-#include "messages/memory.h"
+#include "memory/wanted.h"
 
 PyObject *cqn_register(const cqn_session *self, PyObject *buffer, PyObject *access)
 {
     PyObject *view;
     CQN_UNLOCKED(view = PyMemoryView_FromObject(buffer));
-    PyObject *memory = view == NULL ? NULL : cqn_memory_new(self->state, view, access);
+    PyObject *memory = view == NULL ? NULL : cqn_wanted_new(self->state, view, access);
     PyObject *one = memory == NULL ? NULL : cqn_call_method(self->registrations, "acquire", memory);
     Py_XDECREF(memory);
     Py_XDECREF(view);

@@ -20,7 +20,7 @@ from pathlib import Path
 
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
 # From the lowest to the highest. A file that is in none of them, module.c, is above all.
-FOLDERS = ("base", "work", "notify", "await", "verbs", "cm", "messages")
+FOLDERS = ("base", "work", "notify", "await", "verbs", "cm", "memory", "messages")
 # A library of its own, which shares nothing with the core.
 OTHER = "check"
 # Its sources are built for tests only, and use what they like; the core uses none of them. But all

@@ -24,6 +24,7 @@ MAIN = {
     "await": "await.h",
     "verbs": "verbs.h",
     "cm": "cm.h",
+    "memory": "registered.h",
     "messages": "messages.h",
     "check": "check.h",
     "faults": "faults.h",

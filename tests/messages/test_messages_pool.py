@@ -190,7 +190,7 @@ async def test_what_a_dropped_connection_used_goes_in_the_loop(ctx: Context) -> 
         thread.start()
         thread.join(SOON)
         assert not held
-        await eventually(lambda: gc.collect() >= 0 and pool._users < 4)
+        await eventually(lambda: gc.collect() >= 0 and pool.table.joined < 4)
         peer.abort()
         await peer.aclose()
         await to_all([(a, b)], array)

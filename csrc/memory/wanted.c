@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * MessageMemory: a buffer to be registered, by its addresses: see cqnotify/_registered.
+ * WantedMemory: a buffer to be registered, by its addresses: see cqnotify/_registered.
  */
 
-#include "messages/memory.h"
+#include "memory/wanted.h"
 
 typedef struct {
     PyObject_HEAD
@@ -74,9 +74,9 @@ static int find(wanted *self)
     return rc;
 }
 
-PyObject *cqn_memory_new(const cqn_state *st, PyObject *view, PyObject *access)
+PyObject *cqn_wanted_new(const cqn_state *st, PyObject *view, PyObject *access)
 {
-    wanted *self = (wanted *)st->MessageMemory->tp_alloc(st->MessageMemory, 0);
+    wanted *self = (wanted *)st->WantedMemory->tp_alloc(st->WantedMemory, 0);
     if (self == NULL) {
         return NULL;
     }
@@ -88,20 +88,20 @@ PyObject *cqn_memory_new(const cqn_state *st, PyObject *view, PyObject *access)
     return (PyObject *)self;
 }
 
-static PyObject *memory_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+static PyObject *wanted_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
     CQN_COPY copy = NULL;
     static char *names[] = {"view", "access", NULL};
     PyObject *view, *access;
     return cqn_freeze_keywords(&kwargs, &copy) == 0 &&
-                   PyArg_ParseTupleAndKeywords(args, kwargs, "O!O:MessageMemory", names,
+                   PyArg_ParseTupleAndKeywords(args, kwargs, "O!O:WantedMemory", names,
                                                &PyMemoryView_Type, &view, &access)
-               ? cqn_memory_new(cqn_state_of(type), view, access)
+               ? cqn_wanted_new(cqn_state_of(type), view, access)
                : NULL;
 }
 
-static int memory_traverse(PyObject *op, visitproc visit, void *arg)
+static int wanted_traverse(PyObject *op, visitproc visit, void *arg)
 {
     wanted *self = (wanted *)op;
     Py_VISIT(Py_TYPE(op));
@@ -111,7 +111,7 @@ static int memory_traverse(PyObject *op, visitproc visit, void *arg)
     return 0;
 }
 
-static int memory_clear(PyObject *op)
+static int wanted_clear(PyObject *op)
 {
     CQN_LOCKED;
     wanted *self = (wanted *)op;
@@ -121,17 +121,17 @@ static int memory_clear(PyObject *op)
     return 0;
 }
 
-static void memory_dealloc(PyObject *op)
+static void wanted_dealloc(PyObject *op)
 {
     PyObject_GC_UnTrack(op);
     CQN_LOCKED;
     PyTypeObject *type = Py_TYPE(op);
-    memory_clear(op);
+    wanted_clear(op);
     type->tp_free(op);
     Py_DECREF(type);
 }
 
-static PyMemberDef memory_members[] = {
+static PyMemberDef wanted_members[] = {
     {"view", T_OBJECT, offsetof(wanted, view), READONLY, "A memoryview of it."},
     {"access", T_OBJECT, offsetof(wanted, access), READONLY, "What is granted."},
     {"array", T_OBJECT, offsetof(wanted, array), READONLY,
@@ -141,20 +141,20 @@ static PyMemberDef memory_members[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
-static PyType_Slot memory_slots[] = {
-    {Py_tp_doc, "MessageMemory(view, access)\n--\n\n"
+static PyType_Slot wanted_slots[] = {
+    {Py_tp_doc, "WantedMemory(view, access)\n--\n\n"
                 "A buffer that is to be registered, from `start` to `end`."},
-    {Py_tp_new, memory_new},
-    {Py_tp_traverse, memory_traverse},
-    {Py_tp_clear, memory_clear},
-    {Py_tp_dealloc, memory_dealloc},
-    {Py_tp_members, memory_members},
+    {Py_tp_new, wanted_new},
+    {Py_tp_traverse, wanted_traverse},
+    {Py_tp_clear, wanted_clear},
+    {Py_tp_dealloc, wanted_dealloc},
+    {Py_tp_members, wanted_members},
     {0, NULL},
 };
 
-PyType_Spec cqn_message_memory_spec = {
-    .name = "cqnotify.MessageMemory",
+PyType_Spec cqn_wanted_spec = {
+    .name = "cqnotify.WantedMemory",
     .basicsize = sizeof(wanted),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = memory_slots,
+    .slots = wanted_slots,
 };
