@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 from pickle import PickleBuffer
@@ -18,16 +19,17 @@ def bytes_of(buffer: AnyBuffer, what: str) -> memoryview:
     what: names it in errors.
     """
     contiguous: Any = buffer
-    try:
-        return memoryview(contiguous).cast("B")
-    except (TypeError, ValueError, BufferError):
-        pass  # PickleBuffer takes any format and order
     if has_objects(contiguous):
         raise TypeError(
             f"{what} must have bytes of its own: this {type(buffer).__name__} has references to "
             "Python objects, which mean nothing to a peer; convert it to a type of a fixed size, "
             "or pickle it"
         )
+    if isinstance(contiguous, memoryview) and contiguous.c_contiguous:
+        # Up to 3.12, Python crashes when it collects a memoryview together with a PickleBuffer of
+        # it, as when an exception keeps the frames of functions that have both.
+        with contextlib.suppress(TypeError):  # PickleBuffer takes any format
+            return contiguous.cast("B")
     try:
         return PickleBuffer(contiguous).raw()
     except TypeError:

@@ -86,7 +86,7 @@ def expose(
     """
     process = current()
     process.listen(None, 0)
-    if access is not READ and (not isinstance(access, Access) or not access):
+    if not isinstance(access, Access) or not access:
         raise TypeError(f"access must be READ, WRITE or READ | WRITE, not {access!r}")
     seconds = seconds_of(lifetime)
     if isinstance(memory, MR):
@@ -97,7 +97,7 @@ def expose(
     else:
         view = bytes_of(memory, "memory")
         length = view.nbytes
-        if view.readonly and access is not READ:
+        if access & WRITE and view.readonly:
             raise TypeError(f"a read-only {type(memory).__name__} cannot be exposed for WRITE")
     if not length:
         raise ValueError("memory of 0 bytes cannot be exposed")

@@ -26,9 +26,6 @@ class Access(enum.Flag):
     WRITE = 2
 
 
-BOTH: Final = Access.READ | Access.WRITE
-
-
 class Described:
     """What a Descriptor and an Exposure have in common: they have the same attributes."""
 

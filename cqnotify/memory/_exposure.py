@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from .. import MR, MW, AccessFlags, ClosedError, MWType, VerbsError
-from ._descriptor import BOTH, Access, Described, Descriptor
+from ._descriptor import Access, Described, Descriptor
 from ._service import CLOSED
 from ._wire import Answer, Status
 
@@ -30,15 +30,12 @@ if TYPE_CHECKING:
     from .._registered import Device, Registration
     from ._service import Service
 
-READ: Final = Access.READ
 RIGHTS: Final = {
-    READ: AccessFlags.REMOTE_READ,
+    Access.READ: AccessFlags.REMOTE_READ,
     Access.WRITE: AccessFlags.REMOTE_WRITE,
-    BOTH: AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE,
+    Access.READ | Access.WRITE: AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE,
 }
-# Of a region to which windows are bound; an | of flags at each exposure would take much longer.
-READABLE: Final = AccessFlags.MW_BIND
-WRITABLE: Final = AccessFlags.MW_BIND | AccessFlags.LOCAL_WRITE
+WRITING: Final = AccessFlags.LOCAL_WRITE  # of a region into which peers may write
 TOKENS: Final = 256  # made at a time
 MAX_WINDOWS: Final = 1 << 16  # of one connection
 
@@ -315,13 +312,13 @@ def registered(exposure: Exposure, device: Device) -> Registration:
         memory, pool = exposure._memory, device.default_pool
         if memory is None:
             raise ClosedError("this exposure is closed")
+        access = WRITING if exposure.access & Access.WRITE else AccessFlags(0)
         if device.has_windows:
-            registration = pool.acquire(memory, READABLE if exposure.access is READ else WRITABLE)
+            registration = pool.acquire(memory, access | AccessFlags.MW_BIND)
         elif isinstance(memory, MR):
             raise ValueError(f"{device.name} has no memory windows, which exposing an MR needs")
         else:
-            own = AccessFlags(0) if exposure.access is READ else AccessFlags.LOCAL_WRITE
-            registration = pool.acquire_alone(memory, own | RIGHTS[exposure.access])
+            registration = pool.acquire_alone(memory, access | RIGHTS[exposure.access])
         exposure._registrations[device.name] = registration
     return registration
 

@@ -52,7 +52,6 @@ class Process:
         self._all: set[Connection] = set()
         self._making: dict[str, asyncio.Future[Connection | None]] = {}
         self._devices: dict[str, Device] = {}
-        self._first: str | None = None  # the name of the first device
         self._half_open = 0
         self._is_closed = False
         self._lock = threading.Lock()
@@ -61,20 +60,17 @@ class Process:
 
     def device(self, name: str | None = None) -> Device:
         """A device, by default the first one; it stays open."""
-        name = name or self._first or self._first_name()
+        if name is None:
+            found = devices()
+            if not found:
+                raise LookupError("there is no RDMA device: peers cannot reach this process")
+            name = found[0].name
         with self._lock:
             device = self._devices.get(name)
             if device is None:
                 device = self._devices[name] = Device.of(name)
                 device.default_pool.join()
             return device
-
-    def _first_name(self) -> str:
-        found = devices()
-        if not found:
-            raise LookupError("there is no RDMA device: peers cannot reach this process")
-        self._first = found[0].name
-        return self._first
 
     def listen(self, host: str | None, port: int) -> None:
         """Listen, unless it does already."""

@@ -15,7 +15,7 @@ from .. import MR, AccessFlags, AsyncEventError, ClosedError, CompletionError, V
 from .._registered import bytes_of
 from .._timeouts import seconds_of
 from ._connection import Again, Connection, Grant, Home
-from ._descriptor import BOTH, Access, Described
+from ._descriptor import Access, Described
 from ._errors import RevokedError, TransferError
 from ._process import Process, current, in_service
 
@@ -277,7 +277,7 @@ def check(
     """Return how many bytes to transfer, and the seconds for it."""
     if not isinstance(one, Described):
         raise TypeError(f"give a Descriptor, not {type(one).__name__}")
-    if one.access is not needed and one.access is not BOTH:  # an & of theirs takes much longer
+    if not one.access & needed:
         raise PermissionError(
             f"the memory is exposed for {one.access.name}, not for {needed.name}: "
             "expose(..., access=...) says what peers may do"
@@ -305,7 +305,7 @@ def destination(buffer: AnyBuffer | MR, nbytes: int) -> memoryview | MR:
         raise TypeError(f"into is a read-only {type(buffer).__name__}: get() writes there")
     if view.nbytes < nbytes:
         raise ValueError(f"{nbytes} bytes do not fit into {view.nbytes}")
-    return view if view.nbytes == nbytes else view[:nbytes]
+    return view[:nbytes]
 
 
 def new_memory(one: Described, nbytes: int) -> tuple[memoryview, Any]:
