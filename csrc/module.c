@@ -72,6 +72,8 @@ CQN_RARE static int module_exec(PyObject *module)
         add_type(module, &cqn_wanted_spec, &st->WantedMemory) < 0 ||
         add_type(module, &cqn_region_spec, &st->RegisteredRegion) < 0 ||
         add_type(module, &cqn_registered_spec, &st->RegisteredTable) < 0 ||
+        add_type(module, &cqn_exposure_spec, &st->Exposure) < 0 ||
+        add_type(module, &cqn_exposure_table_spec, &st->ExposureTable) < 0 ||
         add_type(module, &cqn_session_spec, &st->MessageSession) < 0) {
         return -1;
     }
@@ -142,6 +144,8 @@ CQN_RARE static int module_exec(PyObject *module)
     DO((st)->WantedMemory);                     \
     DO((st)->RegisteredRegion);                 \
     DO((st)->RegisteredTable);                  \
+    DO((st)->Exposure);                         \
+    DO((st)->ExposureTable);                    \
     DO((st)->MessageSession);                   \
     DO((st)->ProtocolError);                    \
     DO((st)->innermost_scope);                  \

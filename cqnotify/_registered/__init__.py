@@ -16,7 +16,7 @@ from __future__ import annotations
 from ._bytes import bytes_of
 from ._device import Device, Limits, limits, set_limits
 from ._pinning import SLOW
-from ._pool import Pool, PoolStats, Registration
+from ._pool import Pool, PoolStats, Registration, end_use
 
 __all__ = [
     "SLOW",
@@ -26,6 +26,7 @@ __all__ = [
     "PoolStats",
     "Registration",
     "bytes_of",
+    "end_use",
     "limits",
     "set_limits",
 ]

@@ -19,6 +19,12 @@ def bytes_of(buffer: AnyBuffer, what: str) -> memoryview:
     what: names it in errors.
     """
     contiguous: Any = buffer
+    try:
+        view = memoryview(contiguous)
+        if view.c_contiguous and len(view.format) == 1 and view.format != "O":  # most buffers
+            return view.cast("B")
+    except (TypeError, ValueError, BufferError):  # what is below knows more, or says why
+        pass
     if has_objects(contiguous):
         raise TypeError(
             f"{what} must have bytes of its own: this {type(buffer).__name__} has references to "

@@ -74,7 +74,7 @@ class Registration:
         self, pool: Pool, region: Region | None, mr: MR, addr: int, nbytes: int, is_new: bool
     ) -> None:
         self._pool = pool
-        self._region = region  # None: of an MR that was given
+        self._region = region  # None: of an MR that was given, or of one that is in no table
         self.mr: MR = mr
         self.addr: int = addr
         self.nbytes: int = nbytes
@@ -96,9 +96,10 @@ class Registration:
         default that is done here, or in a thread if it takes long and an event loop runs here."""
         region, self._region = self._region, None
         if region is not None:
-            mrs = self._pool.table.release(region)
-            if mrs:
-                _close_all(mrs, close)
+            end_use(self._pool.table, region, close)
+        elif self.is_new:  # it is in no table
+            self.is_new = False
+            close_all([self.mr], close)
 
 
 def _registration(pool: Pool, region: Region, wanted: Wanted, is_new: bool) -> Registration:
@@ -154,7 +155,7 @@ class Pool:
         """max_bytes, max_registrations: of what stays registered that nothing uses."""
         self.pd: PD = pd
         self.table: _core.RegisteredTable = _core.RegisteredTable(
-            max_bytes, max_registrations, _close_all
+            max_bytes, max_registrations, close_all
         )
         self._has_windows = has_windows
         # Around the list of what is being registered. A finalizer that interrupts a thread which
@@ -170,14 +171,14 @@ class Pool:
 
     def leave(self, close: Close | None = None) -> None:
         """With the last user goes what is kept."""
-        _close_all(self.table.leave(), close)
+        close_all(self.table.leave(), close)
 
     def close(self) -> None:
         """The device is closed, and what is kept with it."""
-        _close_all(self.table.drop_all())
+        close_all(self.table.drop_all())
 
     def set_limits(self, max_bytes: int, max_registrations: int) -> None:
-        _close_all(self.table.set_limits(max_bytes, max_registrations))
+        close_all(self.table.set_limits(max_bytes, max_registrations))
 
     @property
     def stats(self) -> PoolStats:
@@ -202,7 +203,14 @@ class Pool:
 
     def acquire_alone(self, buffer: AnyBuffer, access: AccessFlags) -> Registration:
         """One of its own, which nobody else finds and which ends with release()."""
-        return self._acquire_unlisted(_buffers.wanted_of(buffer, access))
+        one = _Registering(_buffers.wanted_of(buffer, access), access)
+        mr = one.register(self.pd)
+        return Registration(self, None, mr, mr.addr, mr.length, True)
+
+    def taken_over(self, region: Region, start: int, nbytes: int) -> Registration:
+        """The registration of memory for which the caller uses a region already."""
+        addr = region.mr.addr + start - region.start
+        return Registration(self, region, region.mr, addr, nbytes, False)
 
     async def acquire_async(self, buffer: AnyBuffer | MR, access: AccessFlags) -> Registration:
         """The same in an event loop, which goes on meanwhile."""
@@ -297,7 +305,7 @@ class Pool:
             mrs.append(mr)
         elif one.is_watched and mr.length <= self.table.max_bytes:
             _watch(self.table, region, one.wanted.array)
-        _close_all(mrs)
+        close_all(mrs)
         return region
 
     def _join(self, wanted: Wanted, done: Done) -> _Registering | None:
@@ -360,7 +368,7 @@ def _watch(table: _core.RegisteredTable, region: Region, array: Any) -> None:
             region.mr.close()
         table.forget(region)
 
-    region.watch(weakref.ref(array, gone))
+    region.watch(array, weakref.ref(array, gone))
 
 
 def _close_here(mr: MR) -> None:
@@ -371,12 +379,21 @@ def _close_here(mr: MR) -> None:
 
 def _deregister(mr: MR) -> None:
     """In a thread if that takes long, and if an event loop runs here."""
-    if mr.length >= SLOW and asyncio._get_running_loop() is not None:
-        submit(_close_here, mr)
-    else:
-        _close_here(mr)
+    with contextlib.suppress(ClosedError):  # as its array is freed elsewhere
+        if mr.length >= SLOW and asyncio._get_running_loop() is not None:
+            submit(_close_here, mr)
+        else:
+            _close_here(mr)
 
 
-def _close_all(mrs: list[MR], close: Close | None = None) -> None:
+def end_use(table: _core.RegisteredTable, region: Region, close: Close | None = None) -> None:
+    """End one use of a region, see Registration.release()."""
+    dropped = table.release(region)
+    if dropped is not None:
+        mrs, _holder = dropped  # the memory is freed after that, if this is the last use
+        close_all(mrs, close)
+
+
+def close_all(mrs: list[MR], close: Close | None = None) -> None:
     for mr in mrs:
         (close or _deregister)(mr)

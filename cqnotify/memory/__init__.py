@@ -27,14 +27,14 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
-from .. import MR, PD, AccessFlags
-from .._registered import PoolStats, bytes_of
+from .. import MR, PD
+from .._registered import PoolStats
 from .._registered import set_limits as registered_limits
 from .._timeouts import FOREVER, seconds_of
-from . import blocking
+from . import _process, blocking
 from ._descriptor import Access, Described, Descriptor
 from ._errors import ConnectionLostError, RefusedError, RevokedError, TransferError
-from ._exposure import Exposure, registered
+from ._exposure import Exposure
 from ._process import current, end
 from ._transfer import Transfer, new_get, new_put
 
@@ -84,29 +84,22 @@ def expose(
     the memory would exceed the limit of locked memory, which it names; LookupError without an RDMA
     device with an IP address; TypeError for WRITE to a read-only buffer.
     """
-    process = current()
-    process.listen(None, 0)
+    process = _process._current
+    if process is not None and lifetime is None:
+        exposure: Exposure | None = process.table._expose(memory, access)
+        if exposure is not None:
+            return exposure
+    return _expose(memory, access, seconds_of(lifetime))
+
+
+def _expose(memory: AnyBuffer | MR, access: Access, seconds: float | None) -> Exposure:
+    """Expose memory that may have to be registered, or by a process that does not listen yet."""
     if not isinstance(access, Access) or not access:
         raise TypeError(f"access must be READ, WRITE or READ | WRITE, not {access!r}")
-    seconds = seconds_of(lifetime)
-    if isinstance(memory, MR):
-        view: memoryview | MR = memory
-        length = memory.length
-        if not memory.access & AccessFlags.MW_BIND:
-            raise ValueError("an MR that is exposed needs access MW_BIND")
-    else:
-        view = bytes_of(memory, "memory")
-        length = view.nbytes
-        if access & WRITE and view.readonly:
-            raise TypeError(f"a read-only {type(memory).__name__} cannot be exposed for WRITE")
-    if not length:
-        raise ValueError("memory of 0 bytes cannot be exposed")
+    process = current()
+    process.listen(None, 0)
     expires = None if seconds is None else time.time() + seconds
-    table = process.table
-    exposure = Exposure(table, table.new_token(), view, length, access, memory, expires)
-    registered(exposure, process.device())
-    table.add(exposure)
-    return exposure
+    return process.table.expose(memory, access, expires, process.device())
 
 
 def get(

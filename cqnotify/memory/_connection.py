@@ -63,7 +63,11 @@ PEER_ACCESS: Final = AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE
 
 
 class Again(Exception):
-    """The connection has ended because of another transfer: go on over the next."""
+    """The connection has ended, perhaps because of another transfer: go on over the next."""
+
+    def __init__(self, lost: ConnectionLostError) -> None:
+        super().__init__(lost)
+        self.lost = lost
 
 
 class Grant(NamedTuple):
@@ -86,14 +90,14 @@ class Home:
         self.leaving: asyncio.Future[None] | None = None  # of the service, which waits for it
         self._probe = probe
         self._timer: asyncio.TimerHandle | None = None
-        self._lock = threading.RLock()
+
+    # What follows is called in the thread of the loop; or when that is closed.
 
     def enter(self) -> bool:
-        """Begin a transfer, in the thread of the loop. Return False if it must go elsewhere."""
-        with self._lock:
-            if self.leaving is not None:
-                return False
-            self.active += 1
+        """Begin a transfer. Return False if it must go elsewhere."""
+        if self.leaving is not None:
+            return False
+        self.active += 1
         if self._timer is None:
             self._timer = self.loop.call_later(PROBE_INTERVAL, self._on_timer)
         return True
@@ -108,22 +112,17 @@ class Home:
 
     def left(self) -> None:
         """A transfer has ended."""
-        with self._lock:
-            self.active -= 1
-            is_last = self.leaving is not None and not self.active
-        if is_last:
+        self.active -= 1
+        if self.leaving is not None and not self.active:
             self._leave()
 
     def leave(self, future: asyncio.Future[None]) -> None:
-        """Close the AsyncCQ as soon as no transfer uses it, and then set a future of the service.
-        Called in the thread of the loop, or when that is closed."""
-        with self._lock:
-            if self.leaving is not None:
-                return
+        """Close the AsyncCQ as soon as no transfer uses it, and then set a future of the
+        service."""
+        if self.leaving is None:
             self.leaving = future
-            is_last = not self.active or self.loop.is_closed()
-        if is_last:
-            self._leave()
+            if not self.active or self.loop.is_closed():
+                self._leave()
 
     def _leave(self) -> None:
         self.acq.close()
@@ -154,6 +153,7 @@ class Connection:
         self.grants: dict[int, Grant] = {}
         self.windows: dict[int, MW | None] = {}
         self.error: Exception | None = None
+        self._again = False
         self.is_retired: bool = False
         self.uses: int = 0
         self.home: Home | None = None
@@ -235,14 +235,15 @@ class Connection:
     async def _watch(self) -> None:
         assert self._conn is not None, "it was made"
         await self._conn.wait_closed()
-        self.lose(f"the connection has ended: {self._conn.error}")
+        self.lose(f"the connection has ended: {self._conn.error}", again=True)
 
-    def lose(self, why: str) -> None:
-        """It is over. Called in any thread, more than once."""
+    def lose(self, why: str, *, again: bool = False) -> None:
+        """It is over. Called in any thread, more than once. again: another may do better."""
         with self._lock:
             if self.error is not None:
                 return
             self.error = ConnectionLostError(why)
+            self._again = again
         self._service.call(self._end)
 
     def _end(self) -> None:
@@ -271,9 +272,8 @@ class Connection:
 
     def over(self) -> Exception:
         """What to raise in a transfer that has not begun: the connection has ended."""
-        if isinstance(self.error, RevokedError) or self.is_retired:
-            return Again()
-        return ConnectionLostError(str(self.error))
+        lost = ConnectionLostError(str(self.error))
+        return Again(lost) if self._again or self.is_retired else lost
 
     def fail(self) -> None:
         """Close it without having been made."""
@@ -289,15 +289,20 @@ class Connection:
         """The home for a transfer in the running loop, which ends with Home.left(); None if the
         transfer must run in the service."""
         home = self.home
-        if home is None or (home.loop is not loop and home.loop.is_closed()):
+        if home is None or home.loop is not loop:
+            home = self._move_home(home, loop)
+        return home if home is not None and home.enter() else None
+
+    def _move_home(self, home: Home | None, loop: asyncio.AbstractEventLoop) -> Home | None:
+        """Make the running loop the home, if there is none or that of a closed loop."""
+        if home is None or home.loop.is_closed():
             with self._lock:
                 if self.home is home and self.error is None:
                     if home is not None:
                         home.acq.close()
-                    home = self.home = Home(loop, self.qp.send_cq, self.probe)
-                else:
-                    home = self.home
-        return home if home is not None and home.loop is loop and home.enter() else None
+                    self.home = Home(loop, self.qp.send_cq, self.probe)
+        home = self.home
+        return home if home is not None and home.loop is loop else None
 
     async def acquire_here(self) -> Home:
         """The same in the service, into which the send CQ moves, for good."""
@@ -324,7 +329,7 @@ class Connection:
                 self.is_retired = True  # nobody knows when that loop goes on
                 if not home.active:
                     self.lose("the event loop that has used it stands still")
-                raise Again
+                raise Again(ConnectionLostError(str(self.error)))
         return home
 
     def leave(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -345,7 +350,7 @@ class Connection:
         """Why a transfer has failed, of which the device, or the queue pair, says `error`."""
         status = error.wc.status if isinstance(error, CompletionError) else None
         if status == WCStatus.REM_ACCESS_ERR:
-            self.lose("the peer has revoked memory that another transfer was using")
+            self.lose("the peer has revoked memory that another transfer used", again=True)
             return RevokedError("the memory is not exposed any more")
         if isinstance(status, WCStatus) and status is not WCStatus.WR_FLUSH_ERR:
             self.lose(f"the peer does not answer, or has failed: {status.name}")
@@ -487,8 +492,7 @@ class Connection:
         if self.device.is_iwarp or self.error is not None or (slot := self._slot()) is None:
             return
         try:
-            there = {"remote_addr": 0, "rkey": 0}
-            self.qp.post_send(None, opcode=WROpcode.RDMA_WRITE, wr_id=slot, **there)
+            self.qp.post_send(None, opcode=WROpcode.RDMA_WRITE, wr_id=slot, remote_addr=0, rkey=0)
         except (VerbsError, ClosedError) as e:
             self.lose(str(e))
 

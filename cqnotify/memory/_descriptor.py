@@ -31,16 +31,28 @@ class Described:
 
     __slots__ = ()
 
-    hosts: tuple[str, ...]
-    port: int
-    process: str
-    token: int
-    length: int
-    access: Access
-    dtype: str | None
-    shape: tuple[int, ...] | None
-    order: str
-    expires: float | None
+    if TYPE_CHECKING:
+
+        @property
+        def hosts(self) -> tuple[str, ...]: ...
+        @property
+        def port(self) -> int: ...
+        @property
+        def process(self) -> str: ...
+        @property
+        def token(self) -> int: ...
+        @property
+        def length(self) -> int: ...
+        @property
+        def access(self) -> Access: ...
+        @property
+        def dtype(self) -> str | None: ...
+        @property
+        def shape(self) -> tuple[int, ...] | None: ...
+        @property
+        def order(self) -> str: ...
+        @property
+        def expires(self) -> float | None: ...
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as a dict that JSON can have."""

@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import struct
 import threading
 import time
-from collections import deque
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from .. import MR, MW, AccessFlags, ClosedError, MWType, VerbsError
+from .. import MR, MW, AccessFlags, ClosedError, MWType, VerbsError, _core
+from .._registered import bytes_of
 from ._descriptor import Access, Described, Descriptor
 from ._service import CLOSED
 from ._wire import Answer, Status
@@ -27,7 +25,7 @@ from ._wire import Answer, Status
 if TYPE_CHECKING:
     from typing import Self
 
-    from .._registered import Device, Registration
+    from .._registered import Device, Pool, Registration
     from ._service import Service
 
 RIGHTS: Final = {
@@ -36,7 +34,6 @@ RIGHTS: Final = {
     Access.READ | Access.WRITE: AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE,
 }
 WRITING: Final = AccessFlags.LOCAL_WRITE  # of a region into which peers may write
-TOKENS: Final = 256  # made at a time
 MAX_WINDOWS: Final = 1 << 16  # of one connection
 
 
@@ -51,74 +48,46 @@ class Opener(Protocol):
     def revoked(self, token: int) -> None: ...
 
 
-class Exposure(Described):
+class Exposure(_core.Exposure, Described):
     """Memory that peers may access: a descriptor, with the same attributes, which `expose` returns.
 
     Its `close`, or the end of a `with` block, revokes it. Pickled, it is a plain Descriptor.
     """
 
-    __slots__ = (
-        "_array",
-        "_expires",
-        "_memory",
-        "_openers",
-        "_registrations",
-        "_table",
-        "_timer",
-        "access",
-        "length",
-        "token",
-    )
+    __slots__ = ()
 
-    def __init__(
-        self,
-        table: Table,
-        token: int,
-        memory: memoryview | MR,
-        length: int,
-        access: Access,
-        array: Any,
-        expires: float | None,
-    ) -> None:
-        """memory: what is exposed. array: the numpy array that it belongs to; or None."""
-        self._table = table
-        self._memory: memoryview | MR | None = memory
-        self._array = array
-        self._expires = expires
-        self._registrations: dict[str, Registration] = {}  # by device
-        self._openers: set[Opener] = set()
-        self._timer: asyncio.TimerHandle | None = None
-        self.token = token
-        self.length = length
-        self.access = access
+    if TYPE_CHECKING:
+
+        @property
+        def _table(self) -> Table: ...
+
+        _registrations: dict[str, Registration] | None  # by device
+        _openers: set[Opener] | None
+        _timer: asyncio.TimerHandle | None
 
     @property
-    def hosts(self) -> tuple[str, ...]:  # type: ignore[override]
+    def hosts(self) -> tuple[str, ...]:
         return self._table.hosts
 
     @property
-    def port(self) -> int:  # type: ignore[override]
+    def port(self) -> int:
         return self._table.port
 
     @property
-    def process(self) -> str:  # type: ignore[override]
+    def process(self) -> str:
         return self._table.process
 
     @property
-    def dtype(self) -> str | None:  # type: ignore[override]
-        return dtype_of(self._array)
+    def dtype(self) -> str | None:
+        return dtype_of(self._memory)
 
     @property
-    def shape(self) -> tuple[int, ...] | None:  # type: ignore[override]
-        return None if self.dtype is None else tuple(self._array.shape)
+    def shape(self) -> tuple[int, ...] | None:
+        return None if self.dtype is None else tuple(self._memory.shape)
 
     @property
-    def order(self) -> str:  # type: ignore[override]
-        return "C" if self.dtype is None or self._array.flags.c_contiguous else "F"
-
-    @property
-    def expires(self) -> float | None:  # type: ignore[override]
-        return self._expires
+    def order(self) -> str:
+        return "C" if self.dtype is None or self._memory.flags.c_contiguous else "F"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Descriptor, astuple(self)
@@ -167,7 +136,7 @@ def dtype_of(array: Any) -> str | None:
     return str(dtype.name if dtype.kind == "V" else dtype.str)
 
 
-class Table:
+class Table(_core.ExposureTable):
     """The exposures of the process, by token. Any thread may use it.
 
     process, hosts, port: where peers find it.
@@ -178,10 +147,11 @@ class Table:
         self.hosts: tuple[str, ...] = ()
         self.port: int = 0  # 0: it does not listen yet
         self._service = service
-        self._exposures: dict[int, Exposure] = {}
-        self._tokens: deque[int] = deque()
         self._lock = threading.RLock()
         self._is_closed = False
+        self.device: str = ""  # in whose pool _expose() looks for memory
+        self.pool: Pool
+        self._set_types(Exposure, Access.READ, tuple(RIGHTS))
 
     def __len__(self) -> int:
         return len(self._exposures)
@@ -189,22 +159,23 @@ class Table:
     def get(self, token: int) -> Exposure | None:
         return self._exposures.get(token)
 
-    def new_token(self) -> int:
-        try:
-            return self._tokens.popleft()
-        except IndexError:
-            self._tokens.extend(struct.unpack(f"<{TOKENS}Q", os.urandom(8 * TOKENS)))
-            return self._tokens.popleft()
-
-    def add(self, exposure: Exposure) -> None:
+    def expose(
+        self, memory: Any, access: Access, expires: float | None, device: Device
+    ) -> Exposure:
+        """Expose memory, and register it on a device."""
+        exposure: Exposure = self._new_exposure(memory, access, bytes_in(memory, access), expires)
+        registered(exposure, device)
         with self._lock:
             if self._is_closed:
-                for registration in exposure._registrations.values():
-                    registration.release()
+                release(exposure)
                 raise ClosedError(CLOSED)
             self._exposures[exposure.token] = exposure
-        if exposure.expires is not None:
+            if device.has_windows and not self.device:
+                self.device, self.pool = device.name, device.default_pool
+                self._set_registered(device.default_pool.table)
+        if expires is not None:
             self._service.call(self._expire_later, exposure)
+        return exposure
 
     def _expire_later(self, exposure: Exposure) -> None:
         """In the thread of the service."""
@@ -247,6 +218,8 @@ class Table:
         else:
             opener.windows[token] = None
             rkey = registration.rkey
+        if exposure._openers is None:
+            exposure._openers = set()
         exposure._openers.add(opener)
         return Answer(token, registration.addr, exposure.length, rkey, Status.GRANTED)
 
@@ -264,7 +237,7 @@ class Table:
         with self._lock:
             for token in tokens:
                 exposure = self._exposures.get(token)
-                if exposure is not None:
+                if exposure is not None and exposure._openers is not None:
                     exposure._openers.discard(opener)
 
     # ---- revoking ----
@@ -274,18 +247,14 @@ class Table:
             if self._exposures.get(exposure.token) is not exposure:
                 return
             del self._exposures[exposure.token]
-            openers = list(exposure._openers)
+            openers = list(exposure._openers or ())
         for opener in openers:
             opener.settle(exposure.token)
         with self._lock:
             for opener in openers:
                 close(opener.windows.pop(exposure.token, None))
-            exposure._openers.clear()
-            registrations = list(exposure._registrations.values())
-            exposure._registrations.clear()
-        for registration in registrations:
-            registration.release()
-        exposure._memory = None
+            exposure._openers = None
+        release(exposure)
         timer = exposure._timer
         if timer is not None:
             self._service.call(timer.cancel)
@@ -295,6 +264,7 @@ class Table:
     def close(self) -> None:
         with self._lock:
             self._is_closed = True
+            self._set_registered(None)
             exposures = list(self._exposures.values())
         for exposure in exposures:
             self.revoke(exposure)
@@ -302,25 +272,64 @@ class Table:
     def forget_all(self) -> None:
         """In a forked child: closing an exposure of the parent does nothing."""
         self._lock = threading.RLock()
-        self._exposures = {}
+        self._exposures.clear()
+        self._set_registered(None)
+
+
+def bytes_in(memory: Any, access: Access) -> int:
+    """How many bytes memory has that is to be exposed."""
+    if isinstance(memory, MR):
+        if not memory.access & AccessFlags.MW_BIND:
+            raise ValueError("an MR that is exposed needs access MW_BIND")
+        return memory.length
+    view = bytes_of(memory, "memory")
+    if access & Access.WRITE and view.readonly:
+        raise TypeError(f"a read-only {type(memory).__name__} cannot be exposed for WRITE")
+    if not view.nbytes:
+        raise ValueError("memory of 0 bytes cannot be exposed")
+    return view.nbytes
 
 
 def registered(exposure: Exposure, device: Device) -> Registration:
     """The memory of an exposure on a device, registered there if it is not yet."""
-    registration = exposure._registrations.get(device.name)
+    registrations = exposure._registrations
+    if registrations is None:
+        registrations = exposure._registrations = {}
+    region = exposure._take_region()
+    if region is not None:  # of the pool of that device
+        pool = exposure._table.pool
+        taken = pool.taken_over(region, exposure._start, exposure.length)
+        registrations[exposure._table.device] = taken
+    registration = registrations.get(device.name)
     if registration is None:
-        memory, pool = exposure._memory, device.default_pool
-        if memory is None:
-            raise ClosedError("this exposure is closed")
-        access = WRITING if exposure.access & Access.WRITE else AccessFlags(0)
-        if device.has_windows:
-            registration = pool.acquire(memory, access | AccessFlags.MW_BIND)
-        elif isinstance(memory, MR):
-            raise ValueError(f"{device.name} has no memory windows, which exposing an MR needs")
-        else:
-            registration = pool.acquire_alone(memory, access | RIGHTS[exposure.access])
-        exposure._registrations[device.name] = registration
+        registration = registrations[device.name] = register(exposure, device)
     return registration
+
+
+def register(exposure: Exposure, device: Device) -> Registration:
+    memory, pool = exposure._memory, device.default_pool
+    if memory is None:
+        raise ClosedError("this exposure is closed")
+    access = WRITING if exposure.access & Access.WRITE else AccessFlags(0)
+    if isinstance(memory, MR):
+        if not device.has_windows:
+            raise ValueError(f"{device.name} has no memory windows, which exposing an MR needs")
+        return pool.acquire(memory, access | AccessFlags.MW_BIND)
+    view: Any = bytes_of(memory, "memory")
+    if device.has_windows:
+        return pool.acquire(view, access | AccessFlags.MW_BIND)
+    return pool.acquire_alone(view, access | RIGHTS[exposure.access])
+
+
+def release(exposure: Exposure) -> None:
+    """Nobody reaches its memory any more."""
+    region = exposure._take_region()
+    if region is not None:
+        exposure._table.pool.taken_over(region, exposure._start, exposure.length).release()
+    registrations, exposure._registrations = exposure._registrations, None
+    for registration in (registrations or {}).values():
+        registration.release()
+    exposure._memory = None
 
 
 def close(mw: MW | None) -> None:

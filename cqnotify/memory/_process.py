@@ -27,6 +27,7 @@ _T = TypeVar("_T")
 CONNECT_TIMEOUT: Final = 10.0  # seconds
 CROSSED: Final = b"cqnM crossed"  # both connect at a time: the peer uses our connection
 CROSSED_TIMEOUT: Final = 10.0  # seconds until that has arrived
+ATTEMPTS: Final = 8  # connections that are lost while a token is opened
 MAX_HALF_OPEN: Final = 64  # peers whose connections are being made
 KEEPALIVE: Final = 60.0  # seconds, of the end that has accepted: it may send nothing for long
 IDLE: Final = 60.0  # seconds
@@ -52,6 +53,7 @@ class Process:
         self._all: set[Connection] = set()
         self._making: dict[str, asyncio.Future[Connection | None]] = {}
         self._devices: dict[str, Device] = {}
+        self._default: Device | None = None
         self._half_open = 0
         self._is_closed = False
         self._lock = threading.Lock()
@@ -60,6 +62,8 @@ class Process:
 
     def device(self, name: str | None = None) -> Device:
         """A device, by default the first one; it stays open."""
+        if name is None and self._default is not None:
+            return self._default
         if name is None:
             found = devices()
             if not found:
@@ -70,6 +74,7 @@ class Process:
             if device is None:
                 device = self._devices[name] = Device.of(name)
                 device.default_pool.join()
+                self._default = self._default or device
             return device
 
     def listen(self, host: str | None, port: int) -> None:
@@ -260,10 +265,17 @@ class Process:
         return None if grant is None else (conn, grant)
 
     async def granted(self, one: Described) -> tuple[Connection, Grant]:
-        while True:
-            conn = await self.connection_to(one)
-            with contextlib.suppress(Again):
+        lost: ConnectionLostError | None = None
+        for _ in range(ATTEMPTS):
+            try:
+                conn = await self.connection_to(one)
                 return conn, await conn.open(one.token)
+            except Again as e:
+                lost = e.lost
+            except RefusedError as e:  # perhaps the process of the peer has ended meanwhile
+                raise (e if lost is None else lost) from None
+        assert lost is not None, "every attempt has failed"
+        raise lost
 
     def leave(self, loop: asyncio.AbstractEventLoop) -> None:
         """A call is about to block the running loop: no connection may be used there."""

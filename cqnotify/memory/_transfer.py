@@ -8,11 +8,12 @@ import importlib
 import math
 import mmap
 import operator
-from collections.abc import Generator
+from collections.abc import Callable, Coroutine, Generator
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from .. import MR, AccessFlags, AsyncEventError, ClosedError, CompletionError, VerbsError, WCStatus
-from .._registered import bytes_of
+from .._registered import bytes_of, end_use
 from .._timeouts import seconds_of
 from ._connection import Again, Connection, Grant, Home
 from ._descriptor import Access, Described
@@ -20,14 +21,16 @@ from ._errors import RevokedError, TransferError
 from ._process import Process, current, in_service
 
 if TYPE_CHECKING:
-    from .._core import SGE
     from .._core import _Buffer as AnyBuffer
-    from .._registered import Registration
 
 PIECE: Final = 1 << 20  # bytes of a read or write
 WINDOW: Final = 4  # pieces of one transfer under way
 ATTEMPTS: Final = 8  # connections, without any progress
 MAPPED: Final = 1 << 16  # bytes: new memory of this size has pages of its own
+
+NO_ACCESS: Final = AccessFlags(0)
+BOTH: Final = Access.READ | Access.WRITE
+Release = Callable[[], None]
 
 # What the device and the queue pair raise when the connection has ended.
 ENDS: Final = (CompletionError, VerbsError, ClosedError, AsyncEventError)
@@ -48,9 +51,8 @@ class Transfer:
         "_attempts",
         "_buffer",
         "_descriptor",
-        "_is_started",
+        "_is_begun",
         "_next",
-        "_registration",
         "_result",
         "_start",
         "_stop",
@@ -77,8 +79,7 @@ class Transfer:
         self._descriptor, self._buffer, self._result = descriptor, buffer, result
         self._at, self._writes, self._timeout = at, writes, timeout
         self._attempts, self._attempted = 0, done
-        self._registration: Registration | None = None
-        self._is_started = self._stop = False
+        self._is_begun = self._stop = False
         self._next = 0
 
     def __repr__(self) -> str:
@@ -86,7 +87,14 @@ class Transfer:
         return f"<Transfer: {what}, {self.nbytes_done} of {self.nbytes} bytes>"
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        return self._run(current(), self._timeout).__await__()
+        return self._begun(current()).__await__()
+
+    def _begun(self, process: Process) -> Coroutine[Any, Any, Any]:
+        """What is to be awaited, once, in the running loop."""
+        if self._is_begun:
+            raise RuntimeError("this transfer was awaited before: resume() returns another one")
+        self._is_begun = True
+        return self._transfer(process) if self._timeout is None else self._timed(process)
 
     def resume(self) -> Transfer:
         """Return a new transfer of what is missing, into or out of the same buffer.
@@ -105,51 +113,44 @@ class Transfer:
             self.nbytes_done,
         )
 
-    async def _run(self, process: Process, timeout: float | None) -> Any:
-        if self._is_started:
-            raise RuntimeError("this transfer was awaited before: resume() returns another one")
-        self._is_started = True
-        if timeout is None:
-            await self._transfer(process)
-        else:
-            try:
-                async with asyncio.timeout(timeout):
-                    await self._transfer(process)
-            except TimeoutError:
-                done = f"{self.nbytes_done} of {self.nbytes} bytes"
-                raise TimeoutError(f"{done} were transferred in {timeout:g} s") from None
-        return self._result
-
-    async def _transfer(self, process: Process) -> None:
-        lost: TransferError | None = None
+    async def _timed(self, process: Process) -> Any:
         try:
-            while True:
-                found = process.find(self._descriptor) or await self._granted(process, lost)
-                conn, grant = found
-                if self._at + self.nbytes > grant.length:
-                    raise RevokedError("the descriptor is longer than what is exposed by its token")
-                if self.nbytes_done >= self.nbytes:
-                    return
-                home = conn.acquire(asyncio.get_running_loop())
-                if home is None:
-                    if not process.service.is_here:
-                        return await in_service(process, self._transfer(process))
-                    try:
-                        home = await conn.acquire_here()
-                    except Again:
-                        continue
-                conn.uses += 1
+            async with asyncio.timeout(self._timeout):
+                return await self._transfer(process)
+        except TimeoutError:
+            done = f"{self.nbytes_done} of {self.nbytes} bytes"
+            raise TimeoutError(f"{done} were transferred in {self._timeout:g} s") from None
+
+    async def _transfer(self, process: Process) -> Any:
+        lost: TransferError | None = None
+        while True:
+            conn, grant = process.find(self._descriptor) or await self._granted(process, lost)
+            if self._at + self.nbytes > grant.length:
+                raise RevokedError("the descriptor is longer than what is exposed by its token")
+            if self.nbytes_done >= self.nbytes:
+                return self._result
+            home = conn.acquire(asyncio.get_running_loop())
+            if home is None:
+                if not process.service.is_here:
+                    return await in_service(process, self._transfer(process))
                 try:
-                    return await self._over(conn, grant, home)
+                    home = await conn.acquire_here()
+                except Again:
+                    continue
+            conn.uses += 1
+            try:
+                mr, start, release = self._located(conn) or await self._registered(conn)
+                try:
+                    await self._over(conn, grant, home, mr, start)
+                    return self._result
                 except ENDS as e:
                     lost = conn.failed(e)
                     if isinstance(lost, RevokedError) or not self._may_go_on(e):
                         raise lost from e
-                    self._release()  # the next connection may be one of another device
                 finally:
-                    home.left()
-        finally:
-            self._release()
+                    release()
+            finally:
+                home.left()
 
     async def _granted(
         self, process: Process, lost: TransferError | None
@@ -174,51 +175,50 @@ class Transfer:
         self._attempted = self.nbytes_done
         return self._attempts < ATTEMPTS
 
-    async def _over(self, conn: Connection, grant: Grant, home: Home) -> None:
-        """Transfer what is missing over a connection."""
-        if self._registration is None:
-            access = AccessFlags(0) if self._writes else conn.device.sink
-            pool = conn.device.default_pool
-            self._registration = await pool.acquire_async(self._buffer, access)
-        left = self.nbytes - self.nbytes_done
-        if left <= PIECE:
-            await self._piece(conn, grant, home, self.nbytes_done, left)
-        else:
-            await self._pieces(conn, grant, home)
+    def _located(self, conn: Connection) -> tuple[MR, int, Release] | None:
+        """The MR that has the buffer registered, where it begins there, and what ends the use of
+        it; None if there is none yet."""
+        if isinstance(self._buffer, MR):
+            return None
+        table = conn.device.default_pool.table
+        found = table.locate(self._buffer, NO_ACCESS if self._writes else conn.device.sink)
+        if found is None:
+            return None
+        region, start = found
+        return region.mr, start, partial(end_use, table, region)
 
-    async def _piece(
-        self, conn: Connection, grant: Grant, home: Home, start: int, nbytes: int
-    ) -> None:
-        registration = self._registration
-        assert registration is not None, "_over() has made it"
-        sge = registration.sge(start, nbytes)
+    async def _registered(self, conn: Connection) -> tuple[MR, int, Release]:
+        """Have the buffer registered."""
+        access = NO_ACCESS if self._writes else conn.device.sink
+        one = await conn.device.default_pool.acquire_async(self._buffer, access)
+        return one.mr, one.addr - one.mr.addr, one.release
+
+    async def _over(self, conn: Connection, grant: Grant, home: Home, mr: MR, buffer: int) -> None:
+        """Transfer what is missing over a connection. The buffer begins at `buffer` of the MR."""
+        start, end = self.nbytes_done, self.nbytes
+        if end - start > PIECE:
+            await self._pieces(conn, grant, home, mr, buffer)
+            return
         call = home.acq.write if self._writes else home.acq.read
-        addr = grant.addr + self._at + start
+        addr, key = grant.addr + self._at + start, grant.rkey
         try:
-            await call(conn.qp, sge, addr, grant.rkey)
+            await call(conn.qp, mr[buffer + start : buffer + end], addr, key)
         except asyncio.CancelledError:
-            await self._settled(conn, home, registration.sge(start, 1), addr, grant.rkey)
+            first = mr[buffer + start : buffer + start + 1]
+            await _settled(conn, call(conn.qp, first, addr, key))
             raise
-        self.nbytes_done = start + nbytes
+        self.nbytes_done = end
 
-    async def _settled(self, conn: Connection, home: Home, sge: SGE, addr: int, rkey: int) -> None:
-        """Wait until the device has ended what was cancelled: the first byte of that, once more,
-        is transferred after it."""
-        call = home.acq.write if self._writes else home.acq.read
-
-        async def again() -> None:
-            try:
-                await call(conn.qp, sge, addr, rkey)
-            except ENDS as e:  # after which the device does nothing any more
-                conn.failed(e)
-
-        await _ended([asyncio.ensure_future(again())])
-
-    async def _pieces(self, conn: Connection, grant: Grant, home: Home) -> None:
+    async def _pieces(
+        self, conn: Connection, grant: Grant, home: Home, mr: MR, buffer: int
+    ) -> None:
         """Several at a time. They complete in the order in which they begin."""
         self._next, self._stop = self.nbytes_done, False
         number = min(WINDOW, math.ceil((self.nbytes - self.nbytes_done) / PIECE))
-        workers = [asyncio.ensure_future(self._worker(conn, grant, home)) for _ in range(number)]
+        workers = [
+            asyncio.ensure_future(self._worker(conn, grant, home, mr, buffer))
+            for _ in range(number)
+        ]
         try:
             await asyncio.wait(workers)
         except asyncio.CancelledError:
@@ -231,27 +231,34 @@ class Transfer:
         if errors:
             raise next((e for e in errors if not is_flushed(e)), errors[0])
 
-    async def _worker(self, conn: Connection, grant: Grant, home: Home) -> None:
-        registration = self._registration
-        assert registration is not None, "_over() has made it"
+    async def _worker(
+        self, conn: Connection, grant: Grant, home: Home, mr: MR, buffer: int
+    ) -> None:
         call = home.acq.write if self._writes else home.acq.read
         try:
             while not self._stop and (start := self._next) < self.nbytes:
                 if conn.grants.get(self._descriptor.token) is not grant:
                     raise RevokedError("the memory is not exposed any more")
-                nbytes = min(PIECE, self.nbytes - start)
-                self._next = start + nbytes
-                addr = grant.addr + self._at + start
-                await call(conn.qp, registration.sge(start, nbytes), addr, grant.rkey)
-                self.nbytes_done = max(self.nbytes_done, start + nbytes)
+                end = self._next = min(start + PIECE, self.nbytes)
+                part = mr[buffer + start : buffer + end]
+                await call(conn.qp, part, grant.addr + self._at + start, grant.rkey)
+                self.nbytes_done = max(self.nbytes_done, end)
         except BaseException:
             self._stop = True
             raise
 
-    def _release(self) -> None:
-        registration, self._registration = self._registration, None
-        if registration is not None:
-            registration.release()
+
+async def _settled(conn: Connection, again: Coroutine[Any, Any, object]) -> None:
+    """Wait until the device has ended what was cancelled: its first byte, once more, is transferred
+    after it."""
+
+    async def settle() -> None:
+        try:
+            await again
+        except ENDS as e:  # after which the device does nothing any more
+            conn.failed(e)
+
+    await _ended([asyncio.ensure_future(settle())])
 
 
 def is_flushed(error: BaseException) -> bool:
@@ -277,12 +284,14 @@ def check(
     """Return how many bytes to transfer, and the seconds for it."""
     if not isinstance(one, Described):
         raise TypeError(f"give a Descriptor, not {type(one).__name__}")
-    if not one.access & needed:
+    if one.access is not needed and one.access is not BOTH:
         raise PermissionError(
             f"the memory is exposed for {one.access.name}, not for {needed.name}: "
             "expose(..., access=...) says what peers may do"
         )
     offset, length = operator.index(offset), None if length is None else operator.index(length)
+    if offset == 0 and length is None and timeout is None:
+        return one.length, None
     if not 0 <= offset <= one.length:
         raise ValueError(f"offset is {offset}: the memory has {one.length} bytes")
     if length is None:
@@ -305,7 +314,7 @@ def destination(buffer: AnyBuffer | MR, nbytes: int) -> memoryview | MR:
         raise TypeError(f"into is a read-only {type(buffer).__name__}: get() writes there")
     if view.nbytes < nbytes:
         raise ValueError(f"{nbytes} bytes do not fit into {view.nbytes}")
-    return view[:nbytes]
+    return view if view.nbytes == nbytes else view[:nbytes]
 
 
 def new_memory(one: Described, nbytes: int) -> tuple[memoryview, Any]:

@@ -35,8 +35,7 @@ class TransferFuture(concurrent.futures.Future[Any]):
         loop = asyncio._get_running_loop()
         if loop is not None:
             process.leave(loop)
-        run = transfer._run(process, transfer._timeout)
-        self._running = Running(process, run, self)
+        self._running = Running(process, transfer._begun(process), self)
 
     @property
     def nbytes(self) -> int:

@@ -26,7 +26,7 @@ typedef struct {
     PyTypeObject *CMChannel, *CMID, *CMConn, *CMWait, *CMCall;
     PyTypeObject *MessageFlow, *MessageRing, *MessageReceive, *MessageSend, *MessageSession,
         *MessageReading;
-    PyTypeObject *WantedMemory, *RegisteredRegion, *RegisteredTable;
+    PyTypeObject *WantedMemory, *RegisteredRegion, *RegisteredTable, *Exposure, *ExposureTable;
     PyObject *ProtocolError; /* of cqnotify.messages, or NULL until that is imported */
 
     /* Members of the Python enums, by value, filled on first use; NULL for unused values. See

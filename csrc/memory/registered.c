@@ -306,19 +306,29 @@ static void region_dealloc(PyObject *op)
     Py_DECREF(type);
 }
 
-static PyObject *region_watch(PyObject *op, PyObject *array)
+static PyObject *region_watch(PyObject *op, PyObject *args)
 {
     CQN_LOCKED;
-    PyObject *old = ((cqn_region *)op)->array;
-    ((cqn_region *)op)->array = Py_NewRef(array);
+    cqn_region *self = (cqn_region *)op;
+    PyObject *array, *weak, *old = self->array;
+    if (!PyArg_ParseTuple(args, "OO:watch", &array, &weak)) {
+        return NULL;
+    }
+    if (!PyWeakref_Check(weak)) {
+        PyErr_SetString(PyExc_TypeError, "weak must be a weak reference to the array");
+        return NULL;
+    }
+    self->array = Py_NewRef(weak);
+    self->array_id = array;
     Py_XDECREF(old);
     Py_RETURN_NONE;
 }
 
 static PyMethodDef region_methods[] = {
-    {"watch", region_watch, METH_O,
-     "watch($self, array, /)\n--\n\n"
-     "Keep it when nothing uses it, for the array of this weak reference."},
+    {"watch", region_watch, METH_VARARGS,
+     "watch($self, array, weak, /)\n--\n\n"
+     "Keep it when nothing uses it. `weak` is a weak reference to the array that has the memory; "
+     "its callback calls forget()."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -382,6 +392,30 @@ static PyObject *table_acquire(PyObject *op, PyObject *args)
     return region == NULL && !PyErr_Occurred() ? Py_NewRef(Py_None) : (PyObject *)region;
 }
 
+static PyObject *table_locate(PyObject *op, PyObject *args)
+{
+    CQN_LOCKED;
+    PyObject *buffer;
+    unsigned int access;
+    if (!PyArg_ParseTuple(args, "OI:locate", &buffer, &access)) {
+        return NULL;
+    }
+    Py_buffer view;
+    int rc;
+    CQN_UNLOCKED(
+        rc = PyObject_GetBuffer(buffer, &view, access & WRITES ? PyBUF_WRITABLE : PyBUF_SIMPLE));
+    if (rc < 0) {
+        return NULL;
+    }
+    const uint64_t start = (uint64_t)(uintptr_t)view.buf;
+    cqn_region *region =
+        cqn_registered_find((cqn_registered *)op, start, start + (uint64_t)view.len, access);
+    CQN_UNLOCKED(PyBuffer_Release(&view));
+    return region == NULL
+               ? Py_NewRef(Py_None)
+               : Py_BuildValue("NK", region, (unsigned long long)(start - region->start));
+}
+
 static PyObject *table_find(PyObject *op, PyObject *args)
 {
     CQN_LOCKED;
@@ -413,23 +447,6 @@ static PyObject *table_has(PyObject *op, PyObject *args)
     return PyBool_FromLong(region != NULL);
 }
 
-/* Returns whether a weak reference is to this object; for None, never. */
-static bool leads_to(PyObject *weak, PyObject *object)
-{
-#if PY_VERSION_HEX >= 0x030D0000
-    PyObject *array = NULL;
-    if (weak == NULL || PyWeakref_GetRef(weak, &array) < 0) {
-        PyErr_Clear();
-        return false;
-    }
-    const bool same = array == object && array != NULL;
-    Py_XDECREF(array); /* the caller has a reference to `object` */
-    return same;
-#else
-    return weak != NULL && object != Py_None && PyWeakref_GetObject(weak) == object;
-#endif
-}
-
 static PyObject *table_extent(PyObject *op, PyObject *args)
 {
     CQN_LOCKED;
@@ -447,7 +464,7 @@ static PyObject *table_extent(PyObject *op, PyObject *args)
         if (region->end <= start) {
             break;
         }
-        if (leads_to(region->array, array)) {
+        if (region->array != NULL && region->array_id == array) {
             low = region->start < low ? region->start : low;
             high = region->end > high ? region->end : high;
         }
@@ -549,7 +566,9 @@ static PyObject *table_release(PyObject *op, PyObject *arg)
         return NULL;
     }
     PyObject *holder = unuse(region, &chain);
-    PyObject *result = chain == NULL ? Py_NewRef(Py_None) : dropped(chain);
+    PyObject *result = chain == NULL
+                           ? Py_NewRef(Py_None)
+                           : Py_BuildValue("NO", dropped(chain), holder == NULL ? Py_None : holder);
     Py_XDECREF(holder); /* last: this may free the array */
     return result;
 }
@@ -685,6 +704,9 @@ static PyMethodDef table_methods[] = {
     {"acquire", table_acquire, METH_VARARGS,
      "acquire($self, buffer, access, /)\n--\n\n"
      "Return the region that contains the buffer, with one more user; None if there is none."},
+    {"locate", table_locate, METH_VARARGS,
+     "locate($self, buffer, access, /)\n--\n\n"
+     "The same as acquire(), with the offset of the buffer in the region's MR."},
     {"find", table_find, METH_VARARGS,
      "find($self, start, end, access, /)\n--\n\nThe same for addresses."},
     {"has", table_has, METH_VARARGS,
@@ -699,7 +721,8 @@ static PyMethodDef table_methods[] = {
      "a list of MRs that are needed no more."},
     {"release", table_release, METH_O,
      "release($self, region, /)\n--\n\n"
-     "End one use. Return a list of MRs to be closed, or None."},
+     "End one use. Return None; or a list of MRs to be closed, and an object to be kept "
+     "meanwhile."},
     {"forget", table_forget, METH_O,
      "forget($self, region, /)\n--\n\nIts array was freed, and its MR closed."},
     {"drop_oldest", table_drop_oldest, METH_NOARGS,

@@ -4,6 +4,7 @@
  *
  *   registered.c       RegisteredTable: what is registered, used and kept; RegisteredRegion
  *   wanted.c           WantedMemory: a buffer to be registered
+ *   exposure.c         Exposure and ExposureTable: exposing what is registered
  *
  * Python registers and deregisters; what is frequent is here: a region is found, used and released.
  * All of it is done under the GIL without running any other code in between, and what can run some,
@@ -25,6 +26,7 @@ typedef struct cqn_region {
     cqn_mr *mr;            /* strong */
     PyObject *holder;      /* strong, or NULL */
     PyObject *array;       /* a weak reference, or NULL */
+    const void *array_id;  /* where the array is, for as long as `array` is set */
     uint64_t start, end;   /* addresses in this process */
     unsigned int access;
     uint32_t users;
@@ -70,5 +72,8 @@ cqn_region *cqn_registered_find(cqn_registered *self, uint64_t start, uint64_t e
 void cqn_registered_release(cqn_region *region);
 
 extern PyType_Spec cqn_registered_spec, cqn_region_spec;
+
+/* exposure.c */
+extern PyType_Spec cqn_exposure_spec, cqn_exposure_table_spec;
 
 #endif

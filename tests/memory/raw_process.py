@@ -48,6 +48,7 @@ class Raw:
         self.mr = MR(self.pd, (RECEIVES + 2) * SIZE, access=ALL)
         self.acq = AsyncCQ(self.cq)
         self.conn: cm.Connection | None = None
+        self.revoked: list[list[int]] = []  # tokens of frames that were passed over
         self._next = 0
 
     def post_all(self, qp: QP) -> None:
@@ -71,8 +72,11 @@ class Raw:
     async def recv_kind(self, kind: Kind) -> bytes:
         while True:
             frame = await self.recv()
-            if wire.parse_kind(memoryview(frame)) is kind:
+            found = wire.parse_kind(memoryview(frame))
+            if found is kind:
                 return frame
+            if found is Kind.REVOKED:
+                self.revoked.append(wire.parse_tokens(memoryview(frame)))
 
     async def open(self, *tokens: int) -> list[Answer]:
         """Has the peer grant tokens."""

@@ -371,7 +371,8 @@ def test_threads_acquire_and_release_at_once(pool: Pool) -> None:
         thread.start()
     for thread in threads:
         thread.join(DEADLINE)
-    assert failed == []
+    if failed:
+        raise failed[0]
     stats = pool.stats
     assert stats.in_use == stats.in_use_bytes == 0
     assert stats.registered + stats.reused >= 1800
@@ -511,9 +512,9 @@ one.release()
 device.leave()
 assert device.context.closed
 '''
-ids = [create({own_gil}) for _ in range(2)]
-in_threads(ids, code)
-for i in ids: interpreters.destroy(i)
+for i in [create({own_gil}) for _ in range(2)]:
+    run(i, code)
+    interpreters.destroy(i)
 assert Device.all() == [mine] and not mine.context.closed
 mine.leave()
 """)
