@@ -157,7 +157,8 @@ BENCHMARK = Benchmark(
     title="Reading exposed memory into a numpy array, beside C and messages",
     op="get",
     subjects={
-        "C": InC("gets", "whole"),
+        "C": InC("gets", "events"),
+        "C, polls first": InC("gets", "polls"),
         "C, pieces": InC("gets", "pieces"),
         "messages": asks,
         "cqnotify": lambda: awaits(asyncio.new_event_loop),

@@ -2,8 +2,9 @@
 /* The floor of benchmarks/gets.py: RDMA READs of another process's memory, asleep until each has
  * completed.
  *
- *   whole    one READ for each get
- *   pieces   READs of 1 MiB, 4 of them under way, as cqnotify.memory reads more than that */
+ *   events   one READ for each get: arm, post, sleep until the event, poll
+ *   polls    the same, but arms and sleeps only if a first poll finds nothing
+ *   pieces   the same in READs of 1 MiB, 4 of them under way, as cqnotify.memory reads 16 MiB */
 
 #include "bench.h"
 #include <rdma/rdma_cma.h>
@@ -13,7 +14,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { PIECE = 1 << 20, UNDER_WAY = 4, LARGEST = 1 << 24, DEPTH_OF_READS = 16 };
+enum { PIECE = 1 << 20, UNDER_WAY = 4, LARGEST = 1 << 24, READS = 16, ACK_BATCH = 32 };
 
 static const struct {
     const char *name;
@@ -30,6 +31,8 @@ static struct source {
 static char memory[LARGEST];
 static struct rdma_cm_id *id;
 static struct ibv_mr *mr;
+static bool events, pieces;
+static unsigned unacked;
 
 static struct rdma_cm_id *create(int flags)
 {
@@ -50,8 +53,8 @@ static struct rdma_conn_param parameters(const void *private_data, uint8_t lengt
     return (struct rdma_conn_param){
         .private_data = private_data,
         .private_data_len = length,
-        .responder_resources = DEPTH_OF_READS,
-        .initiator_depth = DEPTH_OF_READS,
+        .responder_resources = READS,
+        .initiator_depth = READS,
     };
 }
 
@@ -103,20 +106,40 @@ static void post(size_t offset, size_t length)
                          source.addr + offset, source.rkey) == 0);
 }
 
+static void wait_for_event(struct ibv_wc *wc)
+{
+    struct ibv_cq *cq;
+    void *context;
+    CHECK(ibv_get_cq_event(id->send_cq_channel, &cq, &context) == 0);
+    if (++unacked == ACK_BATCH) {
+        ibv_ack_cq_events(cq, unacked);
+        unacked = 0;
+    }
+    CHECK(ibv_poll_cq(cq, 1, wc) == 1);
+}
+
 static void get(size_t size, size_t piece)
 {
     size_t posted = 0;
     for (size_t done = 0; done < size; done += piece) {
+        CHECK(!events || ibv_req_notify_cq(id->send_cq, 0) == 0);
         for (; posted < size && posted - done < UNDER_WAY * piece; posted += piece) {
             post(posted, piece);
         }
         struct ibv_wc wc;
-        CHECK(rdma_get_send_comp(id, &wc) == 1 && wc.status == IBV_WC_SUCCESS);
+        if (events) {
+            wait_for_event(&wc);
+        }
+        else {
+            CHECK(rdma_get_send_comp(id, &wc) == 1);
+        }
+        CHECK(wc.status == IBV_WC_SUCCESS);
     }
 }
 
-static void run_case(size_t i, size_t piece)
+static void run_case(size_t i)
 {
+    const size_t piece = pieces ? PIECE : cases[i].size;
     get(cases[i].size, piece);
     int64_t start = bench_clock();
     for (long n = 0; n < cases[i].gets; n++) {
@@ -129,13 +152,14 @@ static void run_case(size_t i, size_t piece)
 int main(int argc, char **argv)
 {
     CHECK(argc == 2);
-    bool pieces = strcmp(argv[1], "pieces") == 0;
+    events = strcmp(argv[1], "events") == 0;
+    pieces = strcmp(argv[1], "pieces") == 0;
     start_server();
     connect_to_server();
     while (bench_next_round()) {
         printf("{");
         for (size_t i = pieces ? CASES - 1 : 0; i < CASES; i++) {
-            run_case(i, pieces ? PIECE : cases[i].size);
+            run_case(i);
             printf(i + 1 < CASES ? ", " : "}\n");
         }
     }
