@@ -27,7 +27,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
-from .. import MR, PD
+from .. import MR, PD, SGE
 from .._registered import PoolStats
 from .._registered import set_limits as registered_limits
 from .._timeouts import FOREVER, seconds_of
@@ -104,7 +104,7 @@ def _expose(memory: AnyBuffer | MR, access: Access, seconds: float | None) -> Ex
 
 def get(
     descriptor: Described,
-    into: AnyBuffer | MR | None = None,
+    into: AnyBuffer | MR | SGE | None = None,
     *,
     offset: int = 0,
     length: int | None = None,
@@ -114,7 +114,7 @@ def get(
 
     descriptor: what `expose` returned there.
     into: a writable buffer, at least as large, which is returned; or an MR of the PD that `pd`
-        returns. By default new memory: a numpy array like the exposed one, if that is one and all
+        returns, or a part of one, mr[a:b]. By default new memory: a numpy array like the exposed one, if that is one and all
         of it is read; else a memoryview.
     offset, length: the part to read, in bytes; by default all from `offset` on.
     timeout: in seconds; None waits for ever, or until the peer does not answer.
@@ -132,7 +132,7 @@ def get(
 
 def put(
     descriptor: Described,
-    buffer: AnyBuffer | MR,
+    buffer: AnyBuffer | MR | SGE,
     *,
     offset: int = 0,
     timeout: float | None = None,
@@ -140,7 +140,8 @@ def put(
     """Write to memory that another process exposes; `await` begins it.
 
     descriptor: what `expose` returned there, with access WRITE.
-    buffer: what to write; it must not change before the call has returned.
+    buffer: what to write, any contiguous buffer, an MR or a part of one; it must not change before
+        the call has returned.
     offset: where to write it, in bytes.
     timeout: in seconds; None waits for ever, or until the peer does not answer.
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import threading
 import time
 from types import TracebackType
@@ -205,7 +206,7 @@ class Table(_core.ExposureTable):
         mw = opener.windows.get(token)
         if mw is None and len(opener.windows) >= MAX_WINDOWS:
             return Answer(token, 0, 0, 0, Status.NO_ROOM)
-        if opener.device.has_windows:
+        if registration.mr.access & AccessFlags.MW_BIND:
             if mw is None:
                 mw = MW(opener.device.pd, MWType.TYPE_2)
                 try:
@@ -317,7 +318,12 @@ def register(exposure: Exposure, device: Device) -> Registration:
         return pool.acquire(memory, access | AccessFlags.MW_BIND)
     view: Any = bytes_of(memory, "memory")
     if device.has_windows:
-        return pool.acquire(view, access | AccessFlags.MW_BIND)
+        try:
+            return pool.acquire(view, access | AccessFlags.MW_BIND)
+        except VerbsError as e:
+            # For windows the kernel pins pages for writing, which some mappings do not allow.
+            if e.errno != errno.EFAULT or not view.readonly:
+                raise
     return pool.acquire_alone(view, access | RIGHTS[exposure.access])
 
 

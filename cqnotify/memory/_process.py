@@ -116,7 +116,7 @@ class Process:
             with contextlib.suppress(OSError, MemoryError, AsyncEventError, ClosedError):
                 try:
                     own = await self._accepted(request)
-                except (ConnectionError, wire.ProtocolError) as e:
+                except (RefusedError, _Crossed, wire.ProtocolError) as e:
                     own = None
                     await request.reject(CROSSED if isinstance(e, _Crossed) else str(e).encode())
                 if own is not None and own.peer != self.id:

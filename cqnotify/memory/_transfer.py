@@ -12,7 +12,16 @@ from collections.abc import Callable, Coroutine, Generator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from .. import MR, AccessFlags, AsyncEventError, ClosedError, CompletionError, VerbsError, WCStatus
+from .. import (
+    MR,
+    SGE,
+    AccessFlags,
+    AsyncEventError,
+    ClosedError,
+    CompletionError,
+    VerbsError,
+    WCStatus,
+)
 from .._registered import bytes_of, end_use
 from .._timeouts import seconds_of
 from ._connection import Again, Connection, Grant, Home
@@ -22,6 +31,8 @@ from ._process import Process, current, in_service
 
 if TYPE_CHECKING:
     from .._core import _Buffer as AnyBuffer
+
+    Buffer = AnyBuffer | MR | SGE
 
 PIECE: Final = 1 << 20  # bytes of a read or write
 WINDOW: Final = 4  # pieces of one transfer under way
@@ -65,7 +76,7 @@ class Transfer:
     def __init__(
         self,
         descriptor: Described,
-        buffer: memoryview | MR,
+        buffer: memoryview | SGE,
         result: Any,
         at: int,
         nbytes: int,
@@ -178,7 +189,7 @@ class Transfer:
     def _located(self, conn: Connection) -> tuple[MR, int, Release] | None:
         """The MR that has the buffer registered, where it begins there, and what ends the use of
         it; None if there is none yet."""
-        if isinstance(self._buffer, MR):
+        if isinstance(self._buffer, SGE):
             return None
         table = conn.device.default_pool.table
         found = table.locate(self._buffer, NO_ACCESS if self._writes else conn.device.sink)
@@ -190,6 +201,11 @@ class Transfer:
     async def _registered(self, conn: Connection) -> tuple[MR, int, Release]:
         """Have the buffer registered."""
         access = NO_ACCESS if self._writes else conn.device.sink
+        if isinstance(self._buffer, SGE):
+            conn.device.default_pool.acquire(
+                self._buffer.mr, access
+            )  # checks it, and keeps nothing
+            return self._buffer.mr, self._buffer.addr - self._buffer.mr.addr, nothing
         one = await conn.device.default_pool.acquire_async(self._buffer, access)
         return one.mr, one.addr - one.mr.addr, one.release
 
@@ -248,6 +264,10 @@ class Transfer:
             raise
 
 
+def nothing() -> None:
+    """What ends the use of an MR of the program."""
+
+
 async def _settled(conn: Connection, again: Coroutine[Any, Any, object]) -> None:
     """Wait until the device has ended what was cancelled: its first byte, once more, is transferred
     after it."""
@@ -303,18 +323,23 @@ def check(
     return length, seconds_of(timeout)
 
 
-def destination(buffer: AnyBuffer | MR, nbytes: int) -> memoryview | MR:
+def destination(buffer: Buffer, nbytes: int) -> memoryview | SGE:
     """The memory for a get."""
-    if isinstance(buffer, MR):
-        if buffer.length < nbytes:
-            raise ValueError(f"{nbytes} bytes do not fit into an MR of {buffer.length}")
-        return buffer
+    if isinstance(buffer, MR | SGE):
+        sge = whole(buffer)
+        if sge.length < nbytes:
+            raise ValueError(f"{nbytes} bytes do not fit into an MR of {sge.length}")
+        return sge
     view = bytes_of(buffer, "into")
     if view.readonly:
         raise TypeError(f"into is a read-only {type(buffer).__name__}: get() writes there")
     if view.nbytes < nbytes:
         raise ValueError(f"{nbytes} bytes do not fit into {view.nbytes}")
     return view if view.nbytes == nbytes else view[:nbytes]
+
+
+def whole(one: MR | SGE) -> SGE:
+    return one[0 : one.length] if isinstance(one, MR) else one
 
 
 def new_memory(one: Described, nbytes: int) -> tuple[memoryview, Any]:
@@ -333,7 +358,7 @@ def new_array(one: Described) -> Any:
     numpy = importlib.import_module("numpy")
     try:
         dtype = numpy.dtype(one.dtype)
-    except TypeError:
+    except (TypeError, ValueError):
         try:
             dtype = numpy.dtype(getattr(importlib.import_module("ml_dtypes"), str(one.dtype)))
         except (ImportError, AttributeError, TypeError):
@@ -347,7 +372,7 @@ def new_array(one: Described) -> Any:
 
 def new_get(
     descriptor: Described,
-    into: AnyBuffer | MR | None,
+    into: Buffer | None,
     offset: int,
     length: int | None,
     timeout: float | None,
@@ -359,10 +384,12 @@ def new_get(
     return Transfer(descriptor, destination(into, nbytes), into, offset, nbytes, False, seconds)
 
 
-def new_put(
-    descriptor: Described, buffer: AnyBuffer | MR, offset: int, timeout: float | None
-) -> Transfer:
-    source = buffer if isinstance(buffer, MR) else bytes_of(buffer, "buffer")
-    nbytes = source.length if isinstance(source, MR) else source.nbytes
+def new_put(descriptor: Described, buffer: Buffer, offset: int, timeout: float | None) -> Transfer:
+    if isinstance(buffer, MR | SGE):
+        sge = source = whole(buffer)
+        nbytes = sge.length
+    else:
+        view = source = bytes_of(buffer, "buffer")
+        nbytes = view.nbytes
     nbytes, seconds = check(descriptor, Access.WRITE, offset, nbytes, timeout)
     return Transfer(descriptor, source, None, offset, nbytes, True, seconds)

@@ -17,7 +17,7 @@ from ._process import Running, current
 from ._transfer import Transfer, new_get, new_put
 
 if TYPE_CHECKING:
-    from .. import MR
+    from .. import MR, SGE
     from .._core import _Buffer as AnyBuffer
     from ._descriptor import Described
 
@@ -73,7 +73,7 @@ class TransferFuture(concurrent.futures.Future[Any]):
 
 def get_future(
     descriptor: Described,
-    into: AnyBuffer | MR | None = None,
+    into: AnyBuffer | MR | SGE | None = None,
     *,
     offset: int = 0,
     length: int | None = None,
@@ -86,7 +86,7 @@ def get_future(
 
 def put_future(
     descriptor: Described,
-    buffer: AnyBuffer | MR,
+    buffer: AnyBuffer | MR | SGE,
     *,
     offset: int = 0,
     timeout: float | None = None,
@@ -98,7 +98,7 @@ def put_future(
 
 def get(
     descriptor: Described,
-    into: AnyBuffer | MR | None = None,
+    into: AnyBuffer | MR | SGE | None = None,
     *,
     offset: int = 0,
     length: int | None = None,
@@ -111,7 +111,7 @@ def get(
 
 def put(
     descriptor: Described,
-    buffer: AnyBuffer | MR,
+    buffer: AnyBuffer | MR | SGE,
     *,
     offset: int = 0,
     timeout: float | None = None,

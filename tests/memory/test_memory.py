@@ -6,8 +6,10 @@ from __future__ import annotations
 import asyncio
 import json
 import mmap
+import os
 import pickle
 from multiprocessing import shared_memory
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -15,7 +17,7 @@ import pytest
 from memory_support import connection_to, connections, pattern, peer
 from support import DEADLINE, eventually, sleeps
 
-from cqnotify import MR, AccessFlags, memory
+from cqnotify import MR, PD, AccessFlags, Context, memory
 from cqnotify.memory import READ, WRITE, Descriptor, RevokedError, _transfer
 from cqnotify.memory._connection import UNDER_WAY
 
@@ -359,3 +361,34 @@ async def test_a_connection_that_the_peer_uses_is_not_idle() -> None:
             await asyncio.sleep(0.01)
             assert await memory.get(one) == pattern(100)
         await eventually(lambda: conn.error is not None)
+
+
+async def test_memory_that_may_only_be_read() -> None:
+    """For windows the kernel pins pages for writing, which it may not do with these."""
+    path = Path("/dev/shm") / f"cqnotify-{os.getpid()}"
+    path.write_bytes(DATA)
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as own:
+            one = memory.expose(own)
+            assert bytes(await memory.get(sent(one))) == DATA
+            one.close()
+            with pytest.raises(RevokedError):
+                await memory.get(sent(one))
+    finally:
+        path.unlink()
+
+
+async def test_parts_of_an_mr() -> None:
+    mr = MR(memory.pd(), 4096)
+    mr.write(DATA[:100], 1000)
+    own = bytearray(10)
+    with memory.expose(own, READ | WRITE) as one:
+        await memory.put(sent(one), mr[1000:1010])
+        assert own == DATA[:10]
+        await memory.get(sent(one), mr[2000:2010])
+    assert mr.read(10, 2000) == DATA[:10]
+    mr.close()
+    with memory.expose(DATA) as one, Context() as other:
+        foreign = MR(PD(other), 10_000)
+        with pytest.raises(ValueError, match="another PD"):
+            await memory.get(sent(one), foreign)
