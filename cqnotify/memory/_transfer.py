@@ -40,6 +40,7 @@ ATTEMPTS: Final = 8  # connections, without any progress
 MAPPED: Final = 1 << 16  # bytes: new memory of this size has pages of its own
 
 NO_ACCESS: Final = AccessFlags(0)
+REGISTERED: Final = MR, SGE
 BOTH: Final = Access.READ | Access.WRITE
 Release = Callable[[], None]
 
@@ -325,7 +326,7 @@ def check(
 
 def destination(buffer: Buffer, nbytes: int) -> memoryview | SGE:
     """The memory for a get."""
-    if isinstance(buffer, MR | SGE):
+    if isinstance(buffer, REGISTERED):
         sge = whole(buffer)
         if sge.length < nbytes:
             raise ValueError(f"{nbytes} bytes do not fit into an MR of {sge.length}")
@@ -385,7 +386,7 @@ def new_get(
 
 
 def new_put(descriptor: Described, buffer: Buffer, offset: int, timeout: float | None) -> Transfer:
-    if isinstance(buffer, MR | SGE):
+    if isinstance(buffer, REGISTERED):
         sge = source = whole(buffer)
         nbytes = sge.length
     else:
