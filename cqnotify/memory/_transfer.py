@@ -40,6 +40,7 @@ ATTEMPTS: Final = 8  # connections, without any progress
 MAPPED: Final = 1 << 16  # bytes: new memory of this size has pages of its own
 
 NO_ACCESS: Final = AccessFlags(0)
+REGISTERED: Final = MR, SGE
 BOTH: Final = Access.READ | Access.WRITE
 Release = Callable[[], None]
 
@@ -327,7 +328,7 @@ def check(
 
 def destination(buffer: Buffer, nbytes: int) -> memoryview | SGE:
     """The memory for a get."""
-    if isinstance(buffer, MR | SGE):
+    if isinstance(buffer, REGISTERED):
         sge = whole(buffer)
         if sge.length < nbytes:
             raise ValueError(f"{nbytes} bytes do not fit into an MR of {sge.length}")
@@ -387,7 +388,7 @@ def new_get(
 
 
 def new_put(descriptor: Described, buffer: Buffer, offset: int, timeout: float | None) -> Transfer:
-    source = whole(buffer) if isinstance(buffer, MR | SGE) else bytes_of(buffer, "buffer")
+    source = whole(buffer) if isinstance(buffer, REGISTERED) else bytes_of(buffer, "buffer")
     nbytes = source.length if isinstance(source, SGE) else source.nbytes
     nbytes, seconds = check(descriptor, Access.WRITE, offset, nbytes, timeout)
     return Transfer(descriptor, source, None, offset, nbytes, True, seconds)
