@@ -92,7 +92,7 @@ class Home:
         self._probe = probe
         self._timer: asyncio.TimerHandle | None = None
 
-    # What follows is called in the thread of the loop; or when that is closed.
+    # The methods below are called in the thread of the loop; or when that is closed.
 
     def enter(self) -> bool:
         """Begin a transfer. Return False if it must go elsewhere."""
@@ -166,7 +166,7 @@ class Connection:
         self._opening: dict[int, asyncio.Future[Grant]] = {}
         self._unsent: deque[int] = deque()  # tokens to open
         self._opens = 0  # without an answer
-        self._revoked: deque[int] = deque()  # tokens of which the peer must learn
+        self._revoked: deque[int] = deque()  # tokens that the peer must forget
         self._revokeds = 0
         self._is_flushing = False
         self._timer: asyncio.TimerHandle | None = None
@@ -348,7 +348,7 @@ class Connection:
     # ---- failures of transfers ----
 
     def failed(self, error: Exception) -> TransferError:
-        """Why a transfer has failed, of which the device, or the queue pair, says `error`."""
+        """Why a transfer has failed: the device, or the queue pair, has raised `error`."""
         status = error.wc.status if isinstance(error, CompletionError) else None
         if status == WCStatus.REM_ACCESS_ERR:
             self.lose("the peer has revoked memory that another transfer used", again=True)

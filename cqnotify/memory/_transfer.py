@@ -268,7 +268,7 @@ class Transfer:
 
 
 def nothing() -> None:
-    """What ends the use of an MR of the program."""
+    """End the use of an MR of the program."""
 
 
 async def _settled(conn: Connection, again: Coroutine[Any, Any, object]) -> None:

@@ -24,7 +24,8 @@ from cqnotify import Context
 from cqnotify.cli import COMMANDS, _parser
 from cqnotify.lab import cli
 
-# Programs that are compared, those that command hosts from outside, and those that need torch or Ray.
+# Programs that are compared, those that command hosts from outside, and those that need PyTorch
+# or Ray.
 BY_THEMSELVES = {
     "migrating.md": "test_migrating_doc.py",
     "hosts.md": "test_hosts.py",
