@@ -21,6 +21,8 @@ NAMES = (
     "many",
     "connections",
     "messages",
+    "exposing",
+    "gets",
     "sizes",
     "observed",
 )

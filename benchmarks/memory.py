@@ -10,10 +10,15 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import gc
+import json
 import os
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
+import numpy
+
+import cqnotify.memory
 from cqnotify import CQ, MR, PD, QP, CompletionChannel, Context, QPType, cm
 from cqnotify.aio import AsyncCQ
 
@@ -22,6 +27,7 @@ from .harness.plan import Benchmark, Figures, InC, Limit, Round
 from .harness.subject import DEVICE
 
 N = 100
+MANY = 10_000
 
 
 class Mallinfo2(ctypes.Structure):
@@ -46,13 +52,13 @@ def in_use() -> int:
     return info.uordblks + info.hblkhd
 
 
-def of_each(make: Callable[[], object]) -> Figures:
-    """Measure N objects that are kept, without the list of them."""
-    kept: list[object] = [None] * N
+def of_each(make: Callable[[], object], n: int = N) -> Figures:
+    """Measure n objects that are kept, without the list of them."""
+    kept: list[object] = [None] * n
     before = in_use()
-    for i in range(N):
+    for i in range(n):
         kept[i] = make()
-    return {"ops": N, "total": in_use() - before}
+    return {"ops": n, "total": in_use() - before}
 
 
 def of_each_in(make: Callable[[int], list[Any]]) -> Figures:
@@ -99,7 +105,30 @@ async def of_each_connection(ctx: Context) -> Figures:
     return {"ops": N, "total": total}
 
 
-def cqnotify() -> Round:
+async def of_each_opened(exposures: list[Any], into: Any) -> Figures:
+    """Measure what both ends have of one that was got, here both in this process."""
+    first, *others = exposures
+    await cqnotify.memory.get(first, into)  # includes the connection
+    before = in_use()
+    for each in others:
+        await cqnotify.memory.get(each, into)
+    return {"ops": len(others), "total": in_use() - before}
+
+
+def of_exposures() -> dict[str, Figures]:
+    array, into = numpy.zeros(4096, numpy.uint8), numpy.zeros(4096, numpy.uint8)
+    expose, from_dict = partial(cqnotify.memory.expose, array), cqnotify.memory.Descriptor.from_dict
+    told = json.dumps(expose().to_dict())
+    figures = {
+        "Exposure": of_each(expose, MANY),
+        "Descriptor": of_each(lambda: from_dict(json.loads(told)), MANY),
+        "Exposure that was got": asyncio.run(of_each_opened([expose() for _ in range(N)], into)),
+    }
+    cqnotify.memory.close()
+    return figures
+
+
+def of_cqnotify() -> Round:
     end = Loopback()
     buffer = bytearray(4096)
 
@@ -122,6 +151,7 @@ def cqnotify() -> Round:
                 "WorkCompletion": completions,
                 "task that waits": waiting,
                 "connection": asyncio.run(of_each_connection(ctx)),
+                **of_exposures(),
             }
 
     return run
@@ -190,7 +220,7 @@ BENCHMARK = Benchmark(
         "asyncio": bare_asyncio,
         "pyverbs": pyverbs,
         "ibverbs": ibverbs,
-        "cqnotify": cqnotify,
+        "cqnotify": of_cqnotify,
     },
     limits=(
         Limit("cqnotify", case="CQ", over="ibverbs", at_most=2.4),

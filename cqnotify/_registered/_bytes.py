@@ -7,10 +7,12 @@ import contextlib
 import re
 import sys
 from pickle import PickleBuffer
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from .._core import _Buffer as AnyBuffer
+
+SIMPLE: Final = frozenset("bBhHiIlLqQnNfde?c")  # formats of plain numbers
 
 
 def bytes_of(buffer: AnyBuffer, what: str) -> memoryview:
@@ -21,7 +23,7 @@ def bytes_of(buffer: AnyBuffer, what: str) -> memoryview:
     contiguous: Any = buffer
     try:
         view = memoryview(contiguous)
-        if view.c_contiguous and len(view.format) == 1 and view.format != "O":  # most buffers
+        if view.c_contiguous and view.format in SIMPLE:  # most buffers
             return view.cast("B")
     except (TypeError, ValueError, BufferError):  # what is below knows more, or says why
         pass

@@ -40,6 +40,7 @@ ATTEMPTS: Final = 8  # connections, without any progress
 MAPPED: Final = 1 << 16  # bytes: new memory of this size has pages of its own
 
 NO_ACCESS: Final = AccessFlags(0)
+REGISTERED: Final = MR, SGE
 BOTH: Final = Access.READ | Access.WRITE
 Release = Callable[[], None]
 
@@ -149,6 +150,8 @@ class Transfer:
                 except Again:
                     continue
             conn.uses += 1
+            if not self._writes:
+                home.read = self._descriptor.token, grant
             try:
                 mr, start, release = self._located(conn) or await self._registered(conn)
                 try:
@@ -265,7 +268,7 @@ class Transfer:
 
 
 def nothing() -> None:
-    """What ends the use of an MR of the program."""
+    """End the use of an MR of the program."""
 
 
 async def _settled(conn: Connection, again: Coroutine[Any, Any, object]) -> None:
@@ -325,7 +328,7 @@ def check(
 
 def destination(buffer: Buffer, nbytes: int) -> memoryview | SGE:
     """The memory for a get."""
-    if isinstance(buffer, MR | SGE):
+    if isinstance(buffer, REGISTERED):
         sge = whole(buffer)
         if sge.length < nbytes:
             raise ValueError(f"{nbytes} bytes do not fit into an MR of {sge.length}")
@@ -385,11 +388,7 @@ def new_get(
 
 
 def new_put(descriptor: Described, buffer: Buffer, offset: int, timeout: float | None) -> Transfer:
-    if isinstance(buffer, MR | SGE):
-        sge = source = whole(buffer)
-        nbytes = sge.length
-    else:
-        view = source = bytes_of(buffer, "buffer")
-        nbytes = view.nbytes
+    source = whole(buffer) if isinstance(buffer, REGISTERED) else bytes_of(buffer, "buffer")
+    nbytes = source.length if isinstance(source, SGE) else source.nbytes
     nbytes, seconds = check(descriptor, Access.WRITE, offset, nbytes, timeout)
     return Transfer(descriptor, source, None, offset, nbytes, True, seconds)

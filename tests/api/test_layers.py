@@ -25,6 +25,7 @@ BELOW = {
     "messages": {"_core", "face", "aio", "cm"},
     "dask": {"face", "cm", "messages"},
     "torch": {"face", "memory"},
+    "ray": {"memory"},
     "metrics": {"_core"},
     "exchange": {"face"},
     "testing": {"_core", "face", "cm"},

@@ -70,6 +70,7 @@ def steps() -> dict[str, list[str]]:
     bare = [word for suite in (*SUITES, "jammy") for word in ("--bare", suite)]
     table["wheels"] = [sys.executable, "-B", "tests/lab/wheels.py", "build/wheels", *bare]
     table["torch"] = ["tests/lab/torch.sh"]
+    table["ray"] = ["tests/lab/ray.sh", "-q"]
     table["rdma-core-39"] = ["tests/lab/older.sh"]
     return table
 
