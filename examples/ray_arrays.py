@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import cqnotify.ray
 from cqnotify import memory
@@ -21,12 +22,7 @@ RDMA = "RDMA_NUMPY"
 WAYS = {RDMA: "RDMA", None: "the object store"}
 
 
-class Placed:
-    def node(self) -> str:
-        return str(ray.get_runtime_context().get_node_id())
-
-
-class Source(Placed):
+class Source:
     """Has an array, and counts in its first element how often it was asked for."""
 
     def __init__(self, rows: int) -> None:
@@ -42,15 +38,24 @@ class Source(Placed):
         return memory.stats().in_use_bytes
 
 
-class Sink(Placed):
+class Sink:
     def total(self, array: Any) -> float:
         return float(array.sum())
 
 
+def nodes() -> list[str]:
+    """The hosts for the two actors, which may be the same one."""
+    alive = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+    return [alive[0], alive[-1]]
+
+
 def actors(args: argparse.Namespace) -> tuple[Any, Any]:
-    """A pair of them, on two hosts if there are several."""
-    remote = ray.remote(enable_tensor_transport=True, scheduling_strategy="SPREAD")
-    return remote(Source).remote(args.rows), remote(Sink).remote()
+    remote = ray.remote(enable_tensor_transport=True)
+    source, sink = (
+        remote(kind).options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False))
+        for kind, node in zip((Source, Sink), nodes(), strict=True)
+    )
+    return source.remote(args.rows), sink.remote()
 
 
 def pass_arrays(args: argparse.Namespace, transport: str | None) -> tuple[Any, Any]:
@@ -58,7 +63,7 @@ def pass_arrays(args: argparse.Namespace, transport: str | None) -> tuple[Any, A
     fetch = source.next.options(tensor_transport=transport)
     size = 1000 * args.rows
     right = ray.get(sink.total.remote(fetch.remote())) == size + 1  # and they are connected
-    hosts = len({ray.get(actor.node.remote()) for actor in (source, sink)})
+    hosts = len(set(nodes()))
     start = time.perf_counter()
     for i in range(2, args.passes + 2):
         right &= ray.get(sink.total.remote(fetch.remote())) == size + i

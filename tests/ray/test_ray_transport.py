@@ -9,14 +9,18 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from threading import get_native_id
 from typing import Any
 
 import numpy
 import pytest
-from support import DEADLINE, until
+from support import DEADLINE, sits_in, until
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ctx")]
+
+FUTEX = "202"  # the number of the system call on x86-64
 
 SOURCE = """
 import pickle, sys, numpy
@@ -195,13 +199,19 @@ def test_a_fetch_is_waited_for_as_long_as_ray_says(transport: Any) -> None:
                 transport.wait_fetch_complete(fetch, timeout)
 
 
-def test_an_abort_ends_the_fetches_of_its_object(transport: Any, error: type[Exception]) -> None:
-    with stopped() as metadata:
+def test_an_abort_wakes_those_that_wait_for_its_object(
+    transport: Any, error: type[Exception]
+) -> None:
+    with stopped() as metadata, ThreadPoolExecutor(1) as pool:
+        task = f"/proc/self/task/{pool.submit(get_native_id).result(DEADLINE)}"
         fetches = [transport.fetch_multiple_tensors(name, metadata, None) for name in "xxy"]
+        waits = pool.submit(transport.wait_fetch_complete, fetches[0])
+        until(lambda: waits.running() and sits_in(task, FUTEX), "the thread sleeps")
         transport.abort_transport("x", None)
-        for fetch in fetches[:2]:
-            with pytest.raises(error, match="object x was not fetched over RDMA: .* aborted"):
-                transport.wait_fetch_complete(fetch, DEADLINE)
+        with pytest.raises(error, match="object x was not fetched over RDMA: .* aborted"):
+            waits.result(DEADLINE)
+        with pytest.raises(error, match="aborted"):
+            transport.wait_fetch_complete(fetches[1], DEADLINE)
         assert not any(transfer.done() for transfer in fetches[2].transfers)
         transport.abort_transport("z", None)  # of which nothing is under way
 
