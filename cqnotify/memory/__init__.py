@@ -33,9 +33,9 @@ from .._registered import set_limits as registered_limits
 from .._timeouts import FOREVER, seconds_of
 from . import _process
 from . import blocking as blocking
-from ._descriptor import Access, Described, Descriptor
+from ._descriptor import Access, Descriptor
 from ._errors import ConnectionLostError, RefusedError, RevokedError, TransferError
-from ._exposure import Exposure
+from ._exposure import AnyDescriptor, Exposure
 from ._process import current, end
 from ._transfer import Transfer, new_get, new_put
 
@@ -106,7 +106,7 @@ def _expose(memory: AnyBuffer | MR, access: Access, seconds: float | None) -> Ex
 
 
 def get(
-    descriptor: Described,
+    descriptor: AnyDescriptor,
     into: AnyBuffer | MR | SGE | None = None,
     *,
     offset: int = 0,
@@ -134,7 +134,7 @@ def get(
 
 
 def put(
-    descriptor: Described,
+    descriptor: AnyDescriptor,
     buffer: AnyBuffer | MR | SGE,
     *,
     offset: int = 0,
@@ -198,7 +198,7 @@ def set_limits(
     """Change the limits of this process; a limit that is None stays as it is.
 
     max_bytes, max_registrations: how much stays registered on each device while nothing uses it; by
-        default 64 MiB, and 4096 registrations. The registration that was used least recently goes first.
+        default 64 MiB, and 4096 registrations. The one that was used least recently goes first.
     idle: after how many seconds a connection is closed that neither end uses; by default 60.
     """
     if idle is not None:

@@ -15,7 +15,7 @@ import errno
 import threading
 import time
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, Union
 
 from .. import MR, MW, AccessFlags, ClosedError, MWType, VerbsError, _core
 from .._registered import bytes_of
@@ -94,7 +94,9 @@ class Exposure(_core.Exposure, Described):
         return Descriptor, astuple(self)
 
     def __eq__(self, other: object) -> bool:
-        return astuple(self) == astuple(other) if isinstance(other, Described) else NotImplemented
+        if not isinstance(other, Exposure | Descriptor):
+            return NotImplemented
+        return astuple(self) == astuple(other)
 
     def __hash__(self) -> int:
         return hash(astuple(self))
@@ -125,7 +127,10 @@ class Exposure(_core.Exposure, Described):
         self.close()
 
 
-def astuple(one: Described) -> tuple[Any, ...]:
+AnyDescriptor = Union[Descriptor, Exposure]
+
+
+def astuple(one: AnyDescriptor) -> tuple[Any, ...]:
     return tuple([getattr(one, name) for name in Descriptor.__dataclass_fields__])
 
 

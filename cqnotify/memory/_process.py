@@ -17,9 +17,9 @@ from .._happy_eyeballs import first_of
 from .._registered import Device
 from . import _wire as wire
 from ._connection import PEER_ACCESS, Again, Connection, Grant
-from ._descriptor import PROCESS_SIZE, Described
+from ._descriptor import PROCESS_SIZE
 from ._errors import ConnectionLostError, RefusedError
-from ._exposure import Table
+from ._exposure import AnyDescriptor, Table
 from ._service import CLOSED, Service, at_exit, in_child
 
 _T = TypeVar("_T")
@@ -172,7 +172,7 @@ class Process:
             if making is not None and not making.done():
                 making.set_result(conn)
 
-    async def connection_to(self, one: Described) -> Connection:
+    async def connection_to(self, one: AnyDescriptor) -> Connection:
         """The connection to the process of a descriptor. Made if there is none."""
         while True:
             if self._is_closed:
@@ -188,7 +188,7 @@ class Process:
             if made is not None and made.error is None:
                 return made
 
-    async def _make(self, one: Described, making: asyncio.Future[Connection | None]) -> None:
+    async def _make(self, one: AnyDescriptor, making: asyncio.Future[Connection | None]) -> None:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT + CROSSED_TIMEOUT):
                 try:
@@ -207,11 +207,11 @@ class Process:
             if not making.done():
                 making.cancel()
 
-    async def _connect(self, one: Described) -> Connection:
+    async def _connect(self, one: AnyDescriptor) -> Connection:
         attempts = [(host, partial(self._connect_to, host, one)) for host in one.hosts]
         return await first_of(attempts, lambda conn: conn.lose("another address was faster"))
 
-    async def _connect_to(self, host: str, one: Described) -> Connection:
+    async def _connect_to(self, host: str, one: AnyDescriptor) -> Connection:
         peer = bytes.fromhex(one.process)
         found = await cm.resolve(host, timeout=CONNECT_TIMEOUT)
         conn = self._new_connection(found.device)
@@ -256,7 +256,7 @@ class Process:
 
     # ---- for transfers ----
 
-    def find(self, one: Described) -> tuple[Connection, Grant] | None:
+    def find(self, one: AnyDescriptor) -> tuple[Connection, Grant] | None:
         """The connection over which a token was granted already. In any thread."""
         conn = self.connections.get(one.process)
         if conn is None or conn.is_retired or conn.error is not None:
@@ -264,7 +264,7 @@ class Process:
         grant = conn.grants.get(one.token)
         return None if grant is None else (conn, grant)
 
-    async def granted(self, one: Described) -> tuple[Connection, Grant]:
+    async def granted(self, one: AnyDescriptor) -> tuple[Connection, Grant]:
         lost: ConnectionLostError | None = None
         for _ in range(ATTEMPTS):
             try:

@@ -27,6 +27,7 @@ from .._timeouts import seconds_of
 from ._connection import Again, Connection, Grant, Home
 from ._descriptor import Access, Described
 from ._errors import RevokedError, TransferError
+from ._exposure import AnyDescriptor
 from ._process import Process, current, in_service
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class Transfer:
 
     def __init__(
         self,
-        descriptor: Described,
+        descriptor: AnyDescriptor,
         buffer: memoryview | SGE,
         result: Any,
         at: int,
@@ -302,7 +303,7 @@ async def _ended(tasks: list[asyncio.Task[None]]) -> None:
 
 
 def check(
-    one: Described, needed: Access, offset: int, length: int | None, timeout: object
+    one: AnyDescriptor, needed: Access, offset: int, length: int | None, timeout: object
 ) -> tuple[int, float | None]:
     """Return how many bytes to transfer, and the seconds for it."""
     if not isinstance(one, Described):
@@ -345,7 +346,7 @@ def whole(one: MR | SGE) -> SGE:
     return one[0 : one.length] if isinstance(one, MR) else one
 
 
-def new_memory(one: Described, nbytes: int) -> tuple[memoryview, Any]:
+def new_memory(one: AnyDescriptor, nbytes: int) -> tuple[memoryview, Any]:
     """Memory for a get, and what it returns: an array if all of one is asked for."""
     if one.dtype is not None and one.shape is not None and nbytes == one.length:
         array = new_array(one)
@@ -357,7 +358,7 @@ def new_memory(one: Described, nbytes: int) -> tuple[memoryview, Any]:
     return view, view
 
 
-def new_array(one: Described) -> Any:
+def new_array(one: AnyDescriptor) -> Any:
     numpy = importlib.import_module("numpy")
     try:
         dtype = numpy.dtype(one.dtype)
@@ -374,7 +375,7 @@ def new_array(one: Described) -> Any:
 
 
 def new_get(
-    descriptor: Described,
+    descriptor: AnyDescriptor,
     into: Buffer | None,
     offset: int,
     length: int | None,
@@ -387,7 +388,9 @@ def new_get(
     return Transfer(descriptor, destination(into, nbytes), into, offset, nbytes, False, seconds)
 
 
-def new_put(descriptor: Described, buffer: Buffer, offset: int, timeout: float | None) -> Transfer:
+def new_put(
+    descriptor: AnyDescriptor, buffer: Buffer, offset: int, timeout: float | None
+) -> Transfer:
     source = whole(buffer) if isinstance(buffer, REGISTERED) else bytes_of(buffer, "buffer")
     nbytes = source.length if isinstance(source, SGE) else source.nbytes
     nbytes, seconds = check(descriptor, Access.WRITE, offset, nbytes, timeout)

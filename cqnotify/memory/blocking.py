@@ -19,7 +19,7 @@ from ._transfer import Transfer, new_get, new_put
 if TYPE_CHECKING:
     from .. import MR, SGE
     from .._core import _Buffer as AnyBuffer
-    from ._descriptor import Described
+    from ._exposure import AnyDescriptor
 
 __all__ = ["TransferFuture", "get", "get_future", "put", "put_future"]
 
@@ -72,7 +72,7 @@ class TransferFuture(concurrent.futures.Future[Any]):
 
 
 def get_future(
-    descriptor: Described,
+    descriptor: AnyDescriptor,
     into: AnyBuffer | MR | SGE | None = None,
     *,
     offset: int = 0,
@@ -85,7 +85,7 @@ def get_future(
 
 
 def put_future(
-    descriptor: Described,
+    descriptor: AnyDescriptor,
     buffer: AnyBuffer | MR | SGE,
     *,
     offset: int = 0,
@@ -97,7 +97,7 @@ def put_future(
 
 
 def get(
-    descriptor: Described,
+    descriptor: AnyDescriptor,
     into: AnyBuffer | MR | SGE | None = None,
     *,
     offset: int = 0,
@@ -110,7 +110,7 @@ def get(
 
 
 def put(
-    descriptor: Described,
+    descriptor: AnyDescriptor,
     buffer: AnyBuffer | MR | SGE,
     *,
     offset: int = 0,
