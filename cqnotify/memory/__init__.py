@@ -31,7 +31,8 @@ from .. import MR, PD, SGE
 from .._registered import PoolStats
 from .._registered import set_limits as registered_limits
 from .._timeouts import FOREVER, seconds_of
-from . import _process, blocking
+from . import _process
+from . import blocking as blocking
 from ._descriptor import Access, Described, Descriptor
 from ._errors import ConnectionLostError, RefusedError, RevokedError, TransferError
 from ._exposure import Exposure
@@ -53,7 +54,6 @@ __all__ = [
     "RevokedError",
     "Transfer",
     "TransferError",
-    "blocking",
     "close",
     "expose",
     "get",
@@ -65,13 +65,16 @@ __all__ = [
 ]
 
 READ: Final = Access.READ
+"""Peers may read it."""
+
 WRITE: Final = Access.WRITE
+"""Peers may write to it."""
 
 
 def expose(
     memory: AnyBuffer | MR, access: Access = READ, *, lifetime: float | None = None
 ) -> Exposure:
-    """Let peers read, or write, memory: whoever gets the descriptor may, until it is closed.
+    """Let peers that get the descriptor read, or write, memory, until it is closed.
 
     memory: any contiguous buffer, which stays alive, and cannot be resized, until then: `bytes`,
         numpy arrays, mmap, shared memory and so on; or an MR of the PD that `pd` returns, with
@@ -114,8 +117,8 @@ def get(
 
     descriptor: what `expose` returned there.
     into: a writable buffer, at least as large, which is returned; or an MR of the PD that `pd`
-        returns, or a part of one, mr[a:b]. By default new memory: a numpy array like the exposed one, if that is one and all
-        of it is read; else a memoryview.
+        returns, or a part of one, mr[a:b]. By default new memory: a numpy array like the exposed
+        one, if that is one and all of it is read; else a memoryview.
     offset, length: the part to read, in bytes; by default all from `offset` on.
     timeout: in seconds; None waits for ever, or until the peer does not answer.
 
@@ -157,7 +160,7 @@ def listen(host: str | None = None, port: int = 0) -> tuple[tuple[str, ...], int
     """Choose where peers connect to this process, before the first `expose`.
 
     host: an IP address of this host that leads to an RDMA device; None: all of them.
-    port: None of the program's concern if it is 0, which chooses one.
+    port: 0 chooses a free one.
 
     Returns the addresses and the port, which all descriptors have. If the process listens already,
     it goes on as it does. Raises VerbsError (EADDRINUSE, EADDRNOTAVAIL).
@@ -192,10 +195,10 @@ def set_limits(
     max_registrations: int | None = None,
     idle: float | None = None,
 ) -> None:
-    """Change the limits of this process. What is None stays as it is.
+    """Change the limits of this process; a limit that is None stays as it is.
 
     max_bytes, max_registrations: how much stays registered on each device while nothing uses it; by
-        default 64 MiB, and 4096 registrations. What was used least recently goes first.
+        default 64 MiB, and 4096 registrations. The registration that was used least recently goes first.
     idle: after how many seconds a connection is closed that neither end uses; by default 60.
     """
     if idle is not None:

@@ -88,10 +88,11 @@ class Home:
         self.acq: AsyncCQ = AsyncCQ(cq)
         self.active: int = 0  # transfers
         self.leaving: asyncio.Future[None] | None = None  # of the service, which waits for it
+        self.read: tuple[int, Grant] | None = None  # the token that was read last, and its grant
         self._probe = probe
         self._timer: asyncio.TimerHandle | None = None
 
-    # What follows is called in the thread of the loop; or when that is closed.
+    # The methods below are called in the thread of the loop; or when that is closed.
 
     def enter(self) -> bool:
         """Begin a transfer. Return False if it must go elsewhere."""
@@ -165,7 +166,7 @@ class Connection:
         self._opening: dict[int, asyncio.Future[Grant]] = {}
         self._unsent: deque[int] = deque()  # tokens to open
         self._opens = 0  # without an answer
-        self._revoked: deque[int] = deque()  # tokens of which the peer must learn
+        self._revoked: deque[int] = deque()  # tokens that the peer must forget
         self._revokeds = 0
         self._is_flushing = False
         self._timer: asyncio.TimerHandle | None = None
@@ -347,7 +348,7 @@ class Connection:
     # ---- failures of transfers ----
 
     def failed(self, error: Exception) -> TransferError:
-        """Why a transfer has failed, of which the device, or the queue pair, says `error`."""
+        """Why a transfer has failed: the device, or the queue pair, has raised `error`."""
         status = error.wc.status if isinstance(error, CompletionError) else None
         if status == WCStatus.REM_ACCESS_ERR:
             self.lose("the peer has revoked memory that another transfer used", again=True)
@@ -487,12 +488,22 @@ class Connection:
                 self._timer = self._service.loop.call_later(PROBE_INTERVAL, self._on_timer)
 
     def probe(self) -> None:
-        """Post an empty write, which fails if the peer's device does not answer. In any thread."""
+        """Post what fails if the peer's device does not answer. In any thread.
+
+        While reads are under way that is a read of a byte, else an empty write: with that, newer
+        Soft-RoCE refuses a read that it has to repeat."""
         self.poll()
         if self.device.is_iwarp or self.error is not None or (slot := self._slot()) is None:
             return
+        home, sge, opcode, addr, rkey = self.home, None, WROpcode.RDMA_WRITE, 0, 0
+        if home is not None and home.active and home.read is not None:
+            token, grant = home.read
+            if self.grants.get(token) is grant:
+                at = (wire.RECEIVES + slot) * wire.FRAME_SIZE
+                sge, opcode = self._mr[at : at + 1], WROpcode.RDMA_READ
+                addr, rkey = grant.addr, grant.rkey
         try:
-            self.qp.post_send(None, opcode=WROpcode.RDMA_WRITE, wr_id=slot, remote_addr=0, rkey=0)
+            self.qp.post_send(sge, opcode=opcode, wr_id=slot, remote_addr=addr, rkey=rkey)
         except (VerbsError, ClosedError) as e:
             self.lose(str(e))
 

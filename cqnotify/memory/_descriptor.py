@@ -20,7 +20,7 @@ _PROCESS: Final = re.compile(f"[0-9a-f]{{{2 * PROCESS_SIZE}}}")
 
 
 class Access(enum.Flag):
-    """What peers may do with exposed memory."""
+    """The rights of peers: to read exposed memory, or to write to it."""
 
     READ = 1
     WRITE = 2
@@ -77,8 +77,8 @@ class Descriptor(Described):
     hosts: the IP addresses of the process that exposes it, the best first.
     port: where it listens.
     process: its id, 32 hexadecimal digits. Only a peer that has it can connect.
-    token: by which the process finds the memory, 64 bits. Both are secrets: whoever has the
-        descriptor has access.
+    token: by which the process finds the memory, 64 bits. Both are secrets: a
+        peer that has the descriptor has access.
     length: in bytes.
     access: what peers may do, an Access.
     dtype, shape, order: of a numpy array, as numpy.empty() takes them; None for other memory.

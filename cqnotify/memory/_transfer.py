@@ -150,6 +150,8 @@ class Transfer:
                 except Again:
                     continue
             conn.uses += 1
+            if not self._writes:
+                home.read = self._descriptor.token, grant
             try:
                 mr, start, release = self._located(conn) or await self._registered(conn)
                 try:
@@ -266,7 +268,7 @@ class Transfer:
 
 
 def nothing() -> None:
-    """What ends the use of an MR of the program."""
+    """End the use of an MR of the program."""
 
 
 async def _settled(conn: Connection, again: Coroutine[Any, Any, object]) -> None:
@@ -386,11 +388,7 @@ def new_get(
 
 
 def new_put(descriptor: Described, buffer: Buffer, offset: int, timeout: float | None) -> Transfer:
-    if isinstance(buffer, REGISTERED):
-        sge = source = whole(buffer)
-        nbytes = sge.length
-    else:
-        view = source = bytes_of(buffer, "buffer")
-        nbytes = view.nbytes
+    source = whole(buffer) if isinstance(buffer, REGISTERED) else bytes_of(buffer, "buffer")
+    nbytes = source.length if isinstance(source, SGE) else source.nbytes
     nbytes, seconds = check(descriptor, Access.WRITE, offset, nbytes, timeout)
     return Transfer(descriptor, source, None, offset, nbytes, True, seconds)

@@ -97,7 +97,7 @@ static PyMemberDef exposure_members[] = {
     {"_openers", T_OBJECT, offsetof(exposure, openers), 0, "A set of connections."},
     {"_timer", T_OBJECT, offsetof(exposure, timer), 0, "A TimerHandle."},
     {"_start", T_ULONGLONG, offsetof(exposure, start), READONLY, "Where it begins in the region."},
-    {"access", T_OBJECT, offsetof(exposure, access), READONLY, "What peers may do, an Access."},
+    {"access", T_OBJECT, offsetof(exposure, access), READONLY, "The rights of peers, an Access."},
     {"expires", T_OBJECT, offsetof(exposure, expires), READONLY,
      "The time at which the access ends, in seconds since 1970; None: never."},
     {"length", T_ULONGLONG, offsetof(exposure, length), READONLY, "In bytes."},

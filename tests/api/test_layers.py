@@ -24,6 +24,8 @@ BELOW = {
     "cm": {"_core", "face", "aio"},
     "messages": {"_core", "face", "aio", "cm"},
     "dask": {"face", "cm", "messages"},
+    "torch": {"face", "memory"},
+    "ray": {"memory"},
     "metrics": {"_core"},
     "exchange": {"face"},
     "testing": {"_core", "face", "cm"},

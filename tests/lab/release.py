@@ -69,6 +69,8 @@ def steps() -> dict[str, list[str]]:
         table[f"debian-{suite}"] = ["tests/lab/debian.sh", suite]
     bare = [word for suite in (*SUITES, "jammy") for word in ("--bare", suite)]
     table["wheels"] = [sys.executable, "-B", "tests/lab/wheels.py", "build/wheels", *bare]
+    table["torch"] = ["tests/lab/torch.sh"]
+    table["ray"] = ["tests/lab/ray.sh", "-q"]
     table["rdma-core-39"] = ["tests/lab/older.sh"]
     return table
 

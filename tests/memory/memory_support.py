@@ -65,9 +65,12 @@ def peer() -> Iterator[Peer]:
         one.end()
 
 
+PATTERN = bytes(i * i % 251 for i in range(65521))
+
+
 def pattern(nbytes: int) -> bytes:
     """No two places near each other look alike."""
-    return (bytes(i * i % 251 for i in range(65521)) * (nbytes // 65521 + 1))[:nbytes]
+    return (PATTERN * (nbytes // len(PATTERN) + 1))[:nbytes]
 
 
 def connection_to(one: Any) -> Connection:

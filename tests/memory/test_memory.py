@@ -302,6 +302,7 @@ async def test_it_is_revoked_in_the_midst_of_a_large_get(monkeypatch: pytest.Mon
 
 
 async def test_ten_thousand_at_a_time_use_one_connection() -> None:
+    expected = pattern(64)
     with peer() as other:
         one = other.expose(64)
         await memory.get(one)
@@ -312,7 +313,7 @@ async def test_ten_thousand_at_a_time_use_one_connection() -> None:
             nonlocal most
             getting = memory.get(one, bytearray(64))
             most = max(most, conn.qp.outstanding_sends)
-            assert await getting == pattern(64)
+            assert await getting == expected
 
         await asyncio.gather(*(get() for _ in range(10_000)))
         assert connections() == 1

@@ -24,10 +24,13 @@ from cqnotify import Context
 from cqnotify.cli import COMMANDS, _parser
 from cqnotify.lab import cli
 
-# Programs that are compared, and those that command hosts from outside.
+# Programs that are compared, those that command hosts from outside, and those that need PyTorch
+# or Ray.
 BY_THEMSELVES = {
     "migrating.md": "test_migrating_doc.py",
     "hosts.md": "test_hosts.py",
+    "ray.md": "test_ray_programs.py",
+    "torch.md": "test_torch_page.py",
 }
 pages: list[Page] = [read(name) for name in PAGES]
 LANGUAGES = {"python", "c", "sh", "console", "text", "yaml", "ini", "", "{eval-rst}"}

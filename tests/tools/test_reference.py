@@ -21,7 +21,7 @@ from cqnotify.qp import QP, QPChanges
 
 MODULES = ["cqnotify", "cqnotify.hw", "cqnotify.aio", "cqnotify.cm", "cqnotify.cm.blocking"]
 MODULES += ["cqnotify.messages", "cqnotify.exchange", "cqnotify.exchange.blocking"]
-MODULES += ["cqnotify.testing"]
+MODULES += ["cqnotify.memory", "cqnotify.memory.blocking", "cqnotify.testing"]
 MODULES += ["cqnotify.hosts", "cqnotify.conformance", "cqnotify.metrics"]
 MODULES += ["cqnotify.metrics.prometheus", "cqnotify.metrics.opentelemetry"]
 MADE_BY_OTHERS = {"Batches", "Scope", "Host", "Program", "PairFactory", "SendDestination"}
