@@ -14,12 +14,13 @@ import struct
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy
 
-from cqnotify import memory, messages
+from cqnotify import cm, memory, messages
 from cqnotify.aio import new_event_loop
 
 from .harness.plan import Benchmark, Figures, InC, Limit, Round
@@ -55,11 +56,15 @@ def tell(what: object) -> None:
 
 
 def expose() -> None:
+    prepare()
     exposed = {
         name: [memory.expose(numpy.zeros(size, numpy.uint8))] for name, (size, _) in CASES.items()
     }
     small = numpy.zeros(CASES["4 KiB"][0], numpy.uint8)
     exposed["first"] = [memory.expose(small) for _ in range(5 * FIRST)]
+    memory.blocking.get(
+        exposed["first"][0]
+    )  # imports what answering takes: waits for no disk later
     tell({name: [each.to_dict() for each in all] for name, all in exposed.items()})
     sys.stdin.read()
 
@@ -69,10 +74,16 @@ async def answer() -> None:
     async with messages.listen(os.environ["BENCH_HOST"], 0) as listener:
         tell(listener.local[1])
         conn = await listener.accept()
-    async for (request,) in conn:
-        (size,) = REQUEST.unpack(request)
-        await conn.send(arrays[size])
-    await conn.aclose()
+    with suppress(messages.ConnectionLostError):  # it ends with the process at the other end
+        async for (request,) in conn:
+            (size,) = REQUEST.unpack(request)
+            await conn.send(arrays[size])
+
+
+def prepare() -> None:
+    """Load all that connecting takes. A wait for the disk makes the emulated clock leap, perhaps
+    beyond a deadline."""
+    asyncio.run(cm.resolve(os.environ["BENCH_HOST"], timeout=None))
 
 
 # ---- the subjects ---------------------------------------------------------------------------
@@ -82,6 +93,7 @@ class Exposed:
     """Descriptors of what the other process exposes."""
 
     def __init__(self) -> None:
+        prepare()
         self._other = Other.start("expose")
         told = {
             name: map(memory.Descriptor.from_dict, all) for name, all in self._other.told.items()
@@ -136,9 +148,12 @@ def blocks() -> Round:
 
 
 def asks() -> Round:
+    prepare()
     other = Other.start("answer")
     loop = asyncio.new_event_loop()
-    conn = loop.run_until_complete(messages.connect(os.environ["BENCH_HOST"], other.told))
+    conn = loop.run_until_complete(
+        messages.connect(os.environ["BENCH_HOST"], other.told, timeout=None)
+    )
 
     async def ask(_: str, into: Any) -> None:
         await conn.send(REQUEST.pack(into.nbytes))
@@ -177,4 +192,5 @@ if __name__ == "__main__":
     if sys.argv[1] == "expose":
         expose()
     else:
+        prepare()
         asyncio.run(answer())
