@@ -15,7 +15,7 @@ import errno
 import threading
 import time
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Protocol, Union
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from .. import MR, MW, AccessFlags, ClosedError, MWType, VerbsError, _core
 from .._registered import bytes_of
@@ -127,7 +127,7 @@ class Exposure(_core.Exposure, Described):
         self.close()
 
 
-AnyDescriptor = Union[Descriptor, Exposure]
+AnyDescriptor = Descriptor | Exposure
 
 
 def astuple(one: AnyDescriptor) -> tuple[Any, ...]:

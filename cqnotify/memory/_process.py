@@ -375,7 +375,8 @@ async def in_service(process: Process, coroutine: Coroutine[Any, Any, _T]) -> _T
             cancelled = e
             run.cancel()
     if cancelled is not None:
-        ended.cancelled() or ended.exception()
+        if not ended.cancelled():
+            ended.exception()  # which nobody gets
         raise cancelled
     return ended.result()
 
@@ -387,7 +388,7 @@ class Running:
         self, process: Process, coroutine: Coroutine[Any, Any, _T], outcome: Future[_T]
     ) -> None:
         self._service = process.service
-        self._task: asyncio.Task[_T] | None = None
+        self._task: asyncio.Task[Any] | None = None
         self._is_cancelled = False
         if not self._service.call(self._start, coroutine, outcome):
             coroutine.close()

@@ -93,7 +93,7 @@ typedef struct cqn_qp {
     uint32_t max_message;    /* largest message in bytes, by its port */
     struct ibv_qp_cap cap;
     uint32_t reserved_sends; /* slots of the send queue that awaited operations leave free */
-    cqn_wr_queue *sq, *rq; /* NULL after it was closed */
+    cqn_wr_queue *sq, *rq;   /* NULL after it was closed */
     /* The number of errors, and its value when the device was last found to work. */
     uint32_t errors_seen, errors_checked;
     struct cqn_qp *next_with_capacity; /* queue pairs that may have capacity, see await/post.c */

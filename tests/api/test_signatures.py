@@ -23,8 +23,9 @@ from cqnotify.testing._options import PairOptions, QPOptions
 
 
 def modules() -> Iterator[ModuleType]:
-    """The public ones, which say by `__all__` what is in them; not those of the commands' tools."""
-    tools = ("cqnotify.check", "cqnotify.trace")
+    """The public ones, which say by `__all__` what is in them; not those of the commands' tools,
+    nor what needs torch."""
+    tools = ("cqnotify.check", "cqnotify.trace", "cqnotify.torch")
     names = [
         info.name
         for info in pkgutil.walk_packages(cqnotify.__path__, "cqnotify.")
