@@ -205,9 +205,11 @@ def test_the_end_of_the_loop_ends_a_get_in_each_phase(
     async def main() -> None:
         async with raw_server(ctx) as server, PHASES[phase](server) as getting:
             done.append(getting)
-            threading.Timer(0.05, memory.close).start()
+            closing.start()
 
+    closing = threading.Timer(0.05, memory.close)
     asyncio.run(main())
+    closing.join()
     assert done[0].done()
 
 
