@@ -87,9 +87,8 @@ def expose(
     the memory would exceed the limit of locked memory, which it names; LookupError without an RDMA
     device with an IP address; TypeError for WRITE to a read-only buffer.
     """
-    process = _process._current
-    if process is not None and lifetime is None:
-        exposure: Exposure | None = process.table._expose(memory, access)
+    if lifetime is None:
+        exposure = _process.expose_registered(memory, access)
         if exposure is not None:
             return exposure
     return _expose(memory, access, seconds_of(lifetime))

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -19,7 +19,7 @@ from . import _wire as wire
 from ._connection import PEER_ACCESS, Again, Connection, Grant
 from ._descriptor import PROCESS_SIZE
 from ._errors import ConnectionLostError, RefusedError
-from ._exposure import AnyDescriptor, Table
+from ._exposure import AnyDescriptor, Exposure, Table
 from ._service import CLOSED, Service, at_exit, in_child
 
 _T = TypeVar("_T")
@@ -327,31 +327,41 @@ _parents: list[Process] = []  # of a forked child, which must not close what it 
 _lock = threading.RLock()
 
 
+def _none(memory: object, access: object) -> None:
+    """There is no process yet."""
+
+
+# Exposes memory that is registered already, without a system call; returns None for other memory.
+expose_registered: Callable[[Any, Any], Exposure | None] = _none
+
+
 def current() -> Process:
     """The process, which starts its service with the first call."""
-    global _current
+    global _current, expose_registered
     process = _current
     if process is None:
         with _lock:
             process = _current
             if process is None:
                 process = _current = Process()
+                expose_registered = process.table._expose
     return process
 
 
 def end() -> None:
     """Close it; the next current() makes another, with another id."""
-    global _current
+    global _current, expose_registered
     with _lock:
-        process, _current = _current, None
+        process, _current, expose_registered = _current, None, _none
     if process is not None:
         process.close()
 
 
 def _forget() -> None:
     """In a forked child: the thread, the connections and the exposures are the parent's."""
-    global _current, _lock
+    global _current, _lock, expose_registered
     process, _current, _lock = _current, None, threading.RLock()
+    expose_registered = _none
     if process is not None:
         process.forget()
         _parents.append(process)
