@@ -10,13 +10,13 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from cqnotify.messages._happy_eyeballs import first_of
 from messages_support import SOON, address_of, took
 from support import eventually, start
 
-from cqnotify import Context, VerbsError, cm, messages
+from cqnotify import Context, VerbsError, _happy_eyeballs, cm, messages
+from cqnotify._happy_eyeballs import first_of
 from cqnotify.cm import local_addresses
-from cqnotify.messages import RefusedError, _happy_eyeballs
+from cqnotify.messages import RefusedError
 from cqnotify.messages._resources import Device
 
 UNREACHABLE = "192.0.2.1"  # of documentation: no route, or no answer
@@ -221,7 +221,7 @@ async def test_the_error_is_of_the_kind_that_tells_most(patient: None, refused: 
     assert "10.0.0.2: nobody listens" in text
     assert type(caught.value) is ConnectionRefusedError
     again = VerbsError(113, "no route")
-    both = messages._happy_eyeballs.none_works([("a", again), ("b", again)])
+    both = _happy_eyeballs.none_works([("a", again), ("b", again)])
     assert str(both) == "[Errno 113] none of 2 addresses works: a: [Errno 113] no route; b: " + str(
         again
     )
