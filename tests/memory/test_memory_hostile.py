@@ -602,7 +602,8 @@ async def test_a_grant_that_lies_fails_the_get(ctx: Context, what: str) -> None:
         raw = await server.accept()
         assert await raw.asked() == [1]
         assert not getting.done()
-        await raw.grant(answer(raw))
+        with contextlib.suppress(CompletionError):  # our end may hang up before its answer
+            await raw.grant(answer(raw))
         with pytest.raises(error, match=words) as e:
             await getting
         assert type(e.value) is error
