@@ -40,6 +40,6 @@ BENCHMARK = Benchmark(
     title="Exposing 4 KiB that are registered",
     op="exposure",
     subjects={"C, registering": InC("exposing"), "cqnotify": cqnotify},
-    limits=(Limit("cqnotify", case="expose", at_most=2_800),),
+    limits=(Limit("cqnotify", case="expose", at_most=2_500),),
     seconds=5,
 )

@@ -49,12 +49,13 @@ def wanted_of(buffer: AnyBuffer, access: AccessFlags) -> Wanted:
 
 def _source(array: Any) -> tuple[Any, bool]:
     """The object that gave an array its memory, or None; and whether a memoryview holds that."""
-    numpy, source, is_held = sys.modules["numpy"], array.base, False
+    numpy, is_held = sys.modules["numpy"], False
+    source: Any = array.base
     while True:
         if isinstance(source, memoryview):
             source, is_held = source.obj, True
         elif isinstance(source, numpy.ndarray):
-            source, is_held = source.base, False
+            source, is_held = getattr(source, "base", None), False
         else:
             return source, is_held
 

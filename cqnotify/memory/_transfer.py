@@ -313,7 +313,8 @@ def check(
             f"the memory is exposed for {one.access.name}, not for {needed.name}: "
             "expose(..., access=...) says what peers may do"
         )
-    offset, length = operator.index(offset), None if length is None else operator.index(length)
+    if length is not None:
+        length = operator.index(length)
     if offset == 0 and length is None and timeout is None:
         return one.length, None
     if not 0 <= offset <= one.length:
@@ -381,6 +382,7 @@ def new_get(
     length: int | None,
     timeout: float | None,
 ) -> Transfer:
+    offset = operator.index(offset)
     nbytes, seconds = check(descriptor, Access.READ, offset, length, timeout)
     if into is None:
         buffer, result = new_memory(descriptor, nbytes)
@@ -393,5 +395,6 @@ def new_put(
 ) -> Transfer:
     source = whole(buffer) if isinstance(buffer, REGISTERED) else bytes_of(buffer, "buffer")
     nbytes = source.length if isinstance(source, SGE) else source.nbytes
+    offset = operator.index(offset)
     nbytes, seconds = check(descriptor, Access.WRITE, offset, nbytes, timeout)
     return Transfer(descriptor, source, None, offset, nbytes, True, seconds)
