@@ -424,10 +424,15 @@ static int join_waiters(cqn_awaitable *awaitable, int64_t spin)
 {
     cqn_engine *self = awaitable->engine;
     if (self->waiters.first == NULL && self->cq->stash_len == 0) {
+        const size_t max = awaitable->max_entries, want = max > CQN_BATCH ? max : CQN_BATCH;
+        const uint64_t fetched = self->cq->stats.fetched;
         awaitable->polled_at = self->cq->stats.arms + 1;
-        const size_t max = awaitable->max_entries;
-        if (cqn_cq_fetch_or_spin(self->cq, max > CQN_BATCH ? max : CQN_BATCH, spin) < 0) {
+        if (cqn_cq_fetch_or_spin(self->cq, want, spin) < 0) {
             return -1;
+        }
+        if (self->cq->stats.fetched - fetched >= want) {
+            /* The device may have more, and another thread may have taken these. */
+            awaitable->polled_at = 0;
         }
         CQN_PLACE("fetch");
         cqn_engine_post_queued(self);

@@ -22,6 +22,7 @@ from cqnotify.aio import AsyncCQ
 
 ON_TRIO = [name for name in FLAVORS if "trio" in name]
 WR_ID = 7
+BATCH = 16  # completions that the engine fetches at once
 
 
 @pytest.fixture
@@ -293,4 +294,25 @@ async def test_when_poll_has_asked_for_the_loop(link: Link, on: Flavor, act: str
         assert s.passed == 1
         with pytest.raises(ClosedError):
             await task.result()
+    s.acq.close()
+
+
+async def test_wait_polls_again_if_another_thread_took_the_batch_that_it_fetched(
+    make_link: MakeLink, on: Flavor
+) -> None:
+    """The CQ is armed, but the completions behind that batch came before it was: they raise no
+    event."""
+    link = make_link(one_cq=True, max_recv_wr=32)
+    s = Scene(link, on, "poll")
+    for _ in range(BATCH + 1):
+        s.link.qp.post_recv(s.link.into)
+    link.bring(BATCH + 1)
+    link.a.scq.req_notify()
+    async with on.tasks() as start:
+        s.other_thread_acts_at("fetch")
+        task = start(lambda: s.acq.wait())
+        await on.tick()
+        assert s.passed == 1
+        assert s.polled == BATCH
+        assert len(await task.result()) == 1
     s.acq.close()
