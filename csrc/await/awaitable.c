@@ -33,6 +33,7 @@ cqn_awaitable *cqn_awaitable_new(cqn_engine *engine, cqn_awaitable_kind kind, co
         self->engine = (cqn_engine *)Py_NewRef((PyObject *)engine);
         self->kind = (uint8_t)kind;
         self->name = name;
+        CQN_STEP(new_awaitable, self, engine->cq, kind, 0);
     }
     return self;
 }
@@ -161,6 +162,7 @@ void cqn_awaitable_link(cqn_awaitable *awaitable)
     self->last = awaitable;
     self->len++;
     self->wanted++;
+    CQN_STEP(pending, awaitable, self->cq, 1, 0);
     cqn_engine_see_if_busy(self);
 }
 
@@ -213,6 +215,7 @@ static void unlist(cqn_awaitable *awaitable)
     *(awaitable->next ? &awaitable->next->prev : &self->last) = awaitable->prev;
     awaitable->prev = awaitable->next = NULL;
     self->len--;
+    CQN_STEP(pending, awaitable, self->cq, 0, 0);
 }
 
 /* Removes the awaitable from all lists and tables. Returns the engine's reference or a new one;

@@ -27,6 +27,7 @@ static inline bool cqn_awaitable_may_become(const cqn_awaitable *self, cqn_await
 static inline void cqn_awaitable_becomes(cqn_awaitable *self, cqn_awaitable_state next)
 {
     assert(cqn_awaitable_may_become(self, next));
+    CQN_STEP(state, self, self->engine->cq, next, self->kind | self->solicited_only << 8);
     self->state = (uint8_t)next;
 }
 
@@ -118,6 +119,7 @@ static inline void cqn_awaitable_goes_on(cqn_awaitable *self)
         self->engine->scheduled--;
     }
     const bool is_listed = self->wake == CQN_LISTED || self->wake == CQN_SCHEDULED_LISTED;
+    CQN_STEP(goes_on, self, self->engine->cq, 0, 0);
     self->wake = is_listed ? CQN_LISTED : CQN_UNWOKEN;
 }
 

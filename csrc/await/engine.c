@@ -118,6 +118,7 @@ static void wake_task(cqn_awaitable *awaitable, bool resume, PyObject **interrup
     if (!resume && awaitable->wakeup != NULL && awaitable->wake < CQN_SCHEDULED) {
         awaitable->wake = awaitable->wake == CQN_LISTED ? CQN_SCHEDULED_LISTED : CQN_SCHEDULED;
         awaitable->engine->scheduled++;
+        CQN_STEP(wake, awaitable, awaitable->engine->cq, 0, 0);
     }
     for (int tries = 0; tries < 2 && wake(awaitable, resume) < 0; tries++) {
         if (*interrupt == NULL && !PyErr_ExceptionMatches(PyExc_Exception)) {
@@ -153,6 +154,9 @@ int cqn_engine_wake_listed(cqn_engine *self, bool resume)
     Py_INCREF(self);
     const bool resumes = resume && self->woken != NULL && may_resume(self);
     cqn_awaitable *first = resumes ? cqn_engine_pop_woken(self) : NULL, *awaitable;
+    if (first != NULL) {
+        CQN_STEP(wake, first, self->cq, 1, 0);
+    }
     while ((awaitable = cqn_engine_pop_woken(self)) != NULL) {
         wake_task(awaitable, false, &interrupt);
         Py_DECREF(awaitable);
@@ -203,6 +207,7 @@ static bool poll_later(cqn_engine *self)
             PyErr_WriteUnraisable((PyObject *)self);
         }
     }
+    CQN_STEP(later, self->cq, self->polls_later, 0, 0);
     return self->polls_later;
 }
 
@@ -301,6 +306,7 @@ int cqn_engine_dispatch(cqn_cq *cq)
     if (self == NULL) {
         return 0;
     }
+    CQN_STEP(dispatched, cq, 0, 0, 0);
     cqn_cq_dispatched(cq);
     if (cq->base.handle != NULL && cq->base.context->measure_latency) {
         self->channel->event_at = cqn_now_ns();

@@ -60,6 +60,7 @@ static PyObject *engine_poll_again(PyObject *op, PyObject *Py_UNUSED(unused))
     CQN_LOCKED;
     cqn_engine *self = (cqn_engine *)op;
     self->polls_later = false;
+    CQN_STEP(later, self->cq, 0, 0, 0);
     if (!self->closed) {
         cqn_engine_prepare(self, false);
     }
@@ -139,6 +140,7 @@ static PyObject *engine_forget_tasks(PyObject *op, PyObject *Py_UNUSED(unused))
     CQN_LOCKED;
     cqn_engine *self = (cqn_engine *)op;
     self->polls_later = false;
+    CQN_STEP(later, self->cq, 0, 0, 0);
     cqn_taker_drop(self);
     cqn_awaitable *r = self->first;
     while (r != NULL) {

@@ -27,6 +27,7 @@
 /* Like a cancellation, except that no other task is woken. */
 void cqn_awaitable_abandon(cqn_awaitable *self)
 {
+    CQN_STEP(cancel, self, self->engine->cq, self->state, 0);
     cqn_awaitable_goes_on(self);
     Py_CLEAR(self->wakeup);
     Py_CLEAR(self->anchor);
@@ -65,6 +66,7 @@ void cqn_awaitable_give_up(cqn_awaitable *self)
     PyObject *pending = cqn_take_exception();
     if (self->pause == CQN_SLEPT) { /* no event woke it: one may be lost */
         engine->cq->armed = CQN_UNARMED;
+        CQN_STEP(disarm, engine->cq, 0, 0, 0);
     }
     if (self->state == CQN_FAILED && self->error != NULL) {
         keep_report(engine, self->error);
@@ -271,6 +273,7 @@ static PySendResult fall_asleep(cqn_awaitable *self, PyObject **result)
     self->iteration = cqn_iteration_now();
     self->event_at = 0;
     CQN_TRACE_N(sleep, self->engine->cq, (intptr_t)self);
+    CQN_STEP(sleep, self, self->engine->cq, self->pause == CQN_SLEPT, 0);
     if (cqn_observe != NULL) {
         cqn_observe(CQN_TASK_SLEEPS, self, self->engine->cq->base.handle, self->name);
     }

@@ -175,6 +175,7 @@ static void pass_on_polling(cqn_wait_queue *queue)
     if (w != NULL) {
         atomic_store(&queue->poller, w);
         signal_waiter(w);
+        CQN_STEP(poller, queue, w, 0, 0);
     }
 }
 
@@ -261,11 +262,13 @@ static int sleep_once(cqn_object *self, cqn_wait_queue *queue, const cqn_wait_ki
     waiter->asleep = waiter->sleep->slept = true;
     become_poller(queue, waiter);
     CQN_TRACE_N(sleep, self, 0);
+    CQN_STEP(waits, queue, waiter, is_poller(queue, waiter), 0);
     int n = sleep_until(queue, waiter, fds, deadline);
     int err = errno;
     CQN_TRACE_N(wake, self, 0);
     stop_polling(queue, waiter);
     waiter->asleep = false;
+    CQN_STEP(woke, queue, waiter, 0, 0);
     if (waiter->signalled) {
         waiter->signalled = false;
         atomic_store(&waiter->must_check, false);
@@ -275,6 +278,7 @@ static int sleep_once(cqn_object *self, cqn_wait_queue *queue, const cqn_wait_ki
         int rc = -1;
         if (err == EINTR) {
             pass_on_polling(queue); /* the handler can run for long, or wait in this queue itself */
+            CQN_STEP(handler, queue, waiter, 0, 0);
             CQN_UNLOCKED(rc = PyErr_CheckSignals());
         }
         else {
@@ -360,6 +364,7 @@ static void leave_queue(const cqn_object *self, cqn_wait_queue *queue, cqn_waite
     waiter->interrupted = false;
     if (!cqn_forked(self)) {
         pass_on_polling(queue);
+        CQN_STEP(leaves, queue, waiter, 0, 0);
     }
     if (queue->gone || queue->free_records_len >= FREE_RECORDS) {
         free_waiter(waiter);

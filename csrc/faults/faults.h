@@ -10,6 +10,7 @@
  *   fake_device.c         a device with the features that software devices lack
  *   fake_memory.c         the memory of that device
  *   engine_invariants.c   the invariants of an engine between the steps of its tasks
+ *   steps.c               the steps of the core, written to a file for tests/model
  *   methods.c             the methods for tests
  *   gcov_dump.c           for CQNOTIFY_DEBUG=coverage: writes the counts of gcov
  */
@@ -20,12 +21,17 @@
 
 #include "faults/engine_invariants.h"
 #include "faults/replaced_calls.h"
+#include "faults/steps.h"
 
 /* Runs the test's code at a point where the lock was just released. */
 #define CQN_PLACE(name) cqn_place(name)
 
 /* Whether this call is the one to fail. */
 #define CQN_FAILS(call) cqn_fault(call)
+
+/* Records a step of the core for tests/model/replay.py: its name, an object, and three numbers. */
+#define CQN_STEP(name, object, a, b, c) \
+    cqn_step(#name, object, (intptr_t)(a), (intptr_t)(b), (intptr_t)(c))
 
 /* Aborts the process if an invariant of the engine does not hold. */
 #define CQN_CHECK_ENGINE(engine) cqn_assert_engine(engine)
@@ -37,6 +43,7 @@
 
 #define CQN_PLACE(name) ((void)0)
 #define CQN_FAILS(call) false
+#define CQN_STEP(name, object, a, b, c) ((void)0)
 #define CQN_CHECK_ENGINE(engine) ((void)0)
 #define CQN_ADD_FAULT_METHODS(module) 0
 

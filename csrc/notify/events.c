@@ -42,6 +42,7 @@ static void count_event(cqn_cq *self)
 {
     cqn_cq_event_is_over(self);
     CQN_TRACE(event, self);
+    CQN_STEP(event, self, self->channel, 0, 0);
     self->unacked++;
     self->stats.events++;
     self->event_unpolled = true;
@@ -52,6 +53,7 @@ void cqn_cq_ack(cqn_cq *self, unsigned int n)
 {
     unsigned int paid = n < self->prepaid ? n : self->prepaid;
     CQN_TRACE_N(ack, self, n);
+    CQN_STEP(ack, self, n, paid, 0);
     if (n > paid) {
         ibv_ack_cq_events(self->base.handle, n - paid);
     }
@@ -89,6 +91,7 @@ static cqn_cq *pop_late(cqn_channel *self)
     }
     cqn_cq *cq = *place;
     if (cq != NULL) {
+        CQN_STEP(late, cq, 0, 0, 0);
         count_event(cq);
         cq->prepaid++;
         if (--cq->late == 0) {
@@ -111,6 +114,7 @@ PyObject *cqn_channel_read_event(cqn_channel *self, struct ibv_comp_channel *cha
                 /* The CQ is being destroyed. Or it is being deallocated and will be destroyed soon,
                  * unless its __del__ resurrects it in another thread. */
                 ibv_ack_cq_events(handle, 1);
+                CQN_STEP(acked_at_once, cq, 0, 0, 0);
                 if (cq->late++ == 0 && cq->base.handle != NULL && !cq->base.refs.dying) {
                     cq->armed = CQN_UNARMED;
                     cqn_channel_add_late(self, cq);
@@ -183,5 +187,6 @@ int cqn_cq_arm(cqn_cq *self, bool solicited_only)
     self->armed = any ? CQN_ARMED : CQN_ARMED_SOLICITED;
     self->armed_at = self->channel->timeouts;
     self->stats.arms++;
+    CQN_STEP(arm, self, solicited_only, any, self->channel);
     return 0;
 }

@@ -347,8 +347,11 @@ static bool route_one(cqn_cq *self, cqn_wr_queue *q, struct ibv_wc *wc, const cq
     if (wc->status != IBV_WC_SUCCESS) {
         suspect_qp(self, q, wc);
     }
-    return is_probe || (awaitable != NULL && awaiting->completed(awaitable, wc, extra)) ||
-           (self->engine != NULL && awaiting->claim(self->engine, wc, extra));
+    const bool taken = is_probe ||
+                       (awaitable != NULL && awaiting->completed(awaitable, wc, extra)) ||
+                       (self->engine != NULL && awaiting->claim(self->engine, wc, extra));
+    CQN_STEP(route, self, taken, 0, 0);
+    return taken;
 }
 
 /* Moves n completions for the stash behind the `kept` ones before them. */
@@ -416,6 +419,7 @@ static int fetch_batch(cqn_cq *self, size_t *n, cqn_object **deferred)
     const size_t kept = route_batch(self, wc, extra, (size_t)got, deferred);
     memset(wc + kept, 0, ((size_t)got - kept) * sizeof(*wc));
     self->stash_len += kept;
+    CQN_STEP(poll, self, *n, got, kept);
     if (got == 0 && self->orphans != NULL &&
         CQN_HOLDS_ALL) { /* orphans are in the module's table */
         drop_orphans(self);

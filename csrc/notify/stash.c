@@ -262,6 +262,7 @@ void cqn_stash_drop(cqn_cq *self, size_t n)
     drop_front(self, span);
     trim_holes(self);
     self->stats.completions += n;
+    CQN_STEP(take, self, n, 0, 0);
 }
 
 static void leave_hole(cqn_cq *self, uint64_t place, struct ibv_wc *wc, cqn_wc_extra *extra)
@@ -274,6 +275,7 @@ static void leave_hole(cqn_cq *self, uint64_t place, struct ibv_wc *wc, cqn_wc_e
     self->holes++;
     self->stats.completions++;
     trim_holes(self);
+    CQN_STEP(pop, self, 1, 0, 0);
 }
 
 /* Compares the number of the queue pair, if one is given, because the queue pair itself may be
@@ -365,6 +367,7 @@ void cqn_stash_put_back(cqn_cq *self, const struct ibv_wc *wc, const cqn_wc_extr
     self->stash_len++;
     self->popped--;
     self->stash[self->stash_head] = *wc;
+    CQN_STEP(put_back, self, 1, 0, 0);
     if (self->extra != NULL) {
         self->extra[self->stash_head] = *extra;
     }

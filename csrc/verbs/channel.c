@@ -169,6 +169,7 @@ static PyObject *wait_event(cqn_channel *self, PyObject *timeout)
     }
     if (cq == NULL && PyErr_ExceptionMatches(PyExc_TimeoutError)) {
         self->timeouts++;
+        CQN_STEP(timed_out, self, 0, 0, 0);
         ctx->channels.timeouts++;
     }
     Py_DECREF(ctx);

@@ -21,6 +21,7 @@ static void cq_before_destroy(cqn_object *op)
 {
     cqn_cq *self = (cqn_cq *)op;
     cqn_cq_ack(self, self->unacked);
+    CQN_STEP(closing, self, 1, 0, 0);
     if (self->channel != NULL) {
         cqn_channel_drop_late(self->channel, self);
     }
@@ -32,8 +33,10 @@ static void cq_destroy_failed(cqn_object *op)
 {
     cqn_cq *self = (cqn_cq *)op;
     const bool late = self->late > 0;
+    CQN_STEP(closing, self, 0, 0, 0);
     if (late) {
         self->armed = CQN_UNARMED;
+        CQN_STEP(disarm, self, 0, 0, 0);
     }
     if (cqn_engine_poll_again(self)) {
         self->late = 0;
@@ -274,6 +277,7 @@ CQN_RARE static PyObject *cq_new(PyTypeObject *type, PyObject *args, PyObject *k
         return NULL;
     }
     cqn_adopt(CQN_OBJ(self), cq);
+    CQN_STEP(new_cq, self, self->channel, 0, 0);
     return (PyObject *)self;
 }
 
@@ -377,6 +381,7 @@ static int arm_again(cqn_cq *self)
 {
     const cqn_armed armed = self->armed;
     self->armed = CQN_UNARMED;
+    CQN_STEP(disarm, self, 0, 0, 0);
     if (armed == CQN_UNARMED || cqn_engine_poll_again(self)) {
         return 0;
     }
@@ -390,6 +395,7 @@ static int arm_again(cqn_cq *self)
     if (raise && self->late++ == 0) {
         cqn_channel_add_late(self->channel, self);
     }
+    CQN_STEP(resized, self, raise, 0, 0);
     cqn_decref_deferred(deferred);
     return rc;
 }
