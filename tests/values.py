@@ -37,6 +37,7 @@ from cqnotify import (
 from cqnotify.cm import CMEventType, RejectedError, RejectReason
 from cqnotify.demo import Report
 from cqnotify.hw import FlowSpecActionCount
+from cqnotify.memory import Access, Descriptor
 from cqnotify.messages import ConnectionOptions
 
 STAYS = {
@@ -53,6 +54,7 @@ STAYS = {
     "Context",
     "DM",
     "Endpoint",
+    "Exposure",
     "FailureWatch",
     "Flow",
     "FlowCounters",
@@ -75,6 +77,8 @@ STAYS = {
     "Scope",
     "TD",
     "SendDestination",
+    "Transfer",
+    "TransferFuture",
     "WQ",
     "XRCD",
 }
@@ -148,6 +152,7 @@ def made(ctx: Context, pair: Pair) -> list[Any]:
         *(refused, completion_error, event_error, metrics.snapshot(ctx)),
         RejectedError("no", CMEventType.REJECTED, 28, RejectReason.CONSUMER_DEFINED, b"why"),
         ConnectionOptions(credits=3),
+        Descriptor(("10.0.0.1",), 7471, "0" * 32, 2**60, 24, Access.READ, "<f8", (3,)),
         Report("rxe0", "rxe1", None, 5, 0.5, [], ["c"], ["p"]),
     ]
 

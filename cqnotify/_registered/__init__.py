@@ -13,9 +13,10 @@ it: none of that is registered for the child.
 
 from __future__ import annotations
 
+from ._buffers import register
 from ._bytes import bytes_of
 from ._device import Device, Limits, limits, set_limits
-from ._pinning import SLOW
+from ._pinning import SLOW, submit
 from ._pool import Pool, PoolStats, Registration, end_use
 
 __all__ = [
@@ -28,5 +29,7 @@ __all__ = [
     "bytes_of",
     "end_use",
     "limits",
+    "register",
     "set_limits",
+    "submit",
 ]

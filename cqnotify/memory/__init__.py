@@ -149,8 +149,8 @@ def put(
 
     When it has returned, the data is in the peer's memory, and its program sees it; on iWARP it is
     on its way. Two puts at a time are in no order. If another transfer breaks the connection,
-    pieces under way are written once more. The errors are those of `get`. Wraps ibv_post_send(3)
-    with IBV_WR_RDMA_WRITE.
+    pieces under way are written once more. Raises the errors of `cqnotify.memory.get`. Wraps
+    ibv_post_send(3) with IBV_WR_RDMA_WRITE.
     """
     return new_put(descriptor, buffer, offset, timeout)
 

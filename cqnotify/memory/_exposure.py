@@ -68,26 +68,32 @@ class Exposure(_core.Exposure, Described):
 
     @property
     def hosts(self) -> tuple[str, ...]:
+        """The IP addresses of this process, the best first."""
         return self._table.hosts
 
     @property
     def port(self) -> int:
+        """Where it listens."""
         return self._table.port
 
     @property
     def process(self) -> str:
+        """Its id, 32 hexadecimal digits."""
         return self._table.process
 
     @property
     def dtype(self) -> str | None:
+        """Of a numpy array, as `numpy.dtype()` takes it; None for other memory."""
         return dtype_of(self._memory)
 
     @property
     def shape(self) -> tuple[int, ...] | None:
+        """Of a numpy array; None for other memory."""
         return None if self.dtype is None else tuple(self._memory.shape)
 
     @property
     def order(self) -> str:
+        """ "F" for a numpy array by columns, else "C"."""
         return "C" if self.dtype is None or self._memory.flags.c_contiguous else "F"
 
     def __reduce__(self) -> tuple[Any, ...]:

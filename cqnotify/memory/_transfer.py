@@ -33,7 +33,7 @@ from ._process import Process, current, in_service
 if TYPE_CHECKING:
     from .._core import _Buffer as AnyBuffer
 
-    Buffer = AnyBuffer | MR | SGE
+    _AnyMemory = AnyBuffer | MR | SGE
 
 PIECE: Final = 1 << 20  # bytes of a read or write
 WINDOW: Final = 4  # pieces of one transfer under way
@@ -55,7 +55,7 @@ class Transfer:
     Several may be under way in one task: asyncio.gather(), create_task(asyncio.wait_for(...)) and
     so on take it. When the task is cancelled, no more of it is begun; what the device has begun is
     waited for, which takes as long as 4 MiB do. Then the first `nbytes_done` bytes are transferred,
-    and the 4 MiB after them may be.
+    and the 4 MiB after them may be. A `timeout` raises TimeoutError in the same way.
     """
 
     __slots__ = (
@@ -100,9 +100,9 @@ class Transfer:
         return f"<Transfer: {what}, {self.nbytes_done} of {self.nbytes} bytes>"
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        return self._begun(current()).__await__()
+        return self.begun(current()).__await__()
 
-    def _begun(self, process: Process) -> Coroutine[Any, Any, Any]:
+    def begun(self, process: Process) -> Coroutine[Any, Any, Any]:
         """What is to be awaited, once, in the running loop."""
         if self._is_begun:
             raise RuntimeError("this transfer was awaited before: resume() returns another one")
@@ -328,7 +328,7 @@ def check(
     return length, seconds_of(timeout)
 
 
-def destination(buffer: Buffer, nbytes: int) -> memoryview | SGE:
+def destination(buffer: _AnyMemory, nbytes: int) -> memoryview | SGE:
     """The memory for a get."""
     if isinstance(buffer, REGISTERED):
         sge = whole(buffer)
@@ -377,7 +377,7 @@ def new_array(one: AnyDescriptor) -> Any:
 
 def new_get(
     descriptor: AnyDescriptor,
-    into: Buffer | None,
+    into: _AnyMemory | None,
     offset: int,
     length: int | None,
     timeout: float | None,
@@ -391,7 +391,7 @@ def new_get(
 
 
 def new_put(
-    descriptor: AnyDescriptor, buffer: Buffer, offset: int, timeout: float | None
+    descriptor: AnyDescriptor, buffer: _AnyMemory, offset: int, timeout: float | None
 ) -> Transfer:
     source = whole(buffer) if isinstance(buffer, REGISTERED) else bytes_of(buffer, "buffer")
     nbytes = source.length if isinstance(source, SGE) else source.nbytes

@@ -35,7 +35,7 @@ class TransferFuture(concurrent.futures.Future[Any]):
         loop = asyncio._get_running_loop()
         if loop is not None:
             process.leave(loop)
-        self._running = Running(process, transfer._begun(process), self)
+        self._running = Running(process, transfer.begun(process), self)
 
     @property
     def nbytes(self) -> int:
@@ -79,8 +79,10 @@ def get_future(
     length: int | None = None,
     timeout: float | None = None,
 ) -> TransferFuture:
-    """Begin a `get`, and return a future of it. The parameters are those of
-    `cqnotify.memory.get`."""
+    """Begin a `get`, and return a future of it.
+
+    The parameters are those of `cqnotify.memory.get`, and so are the errors.
+    """
     return TransferFuture(new_get(descriptor, into, offset, length, timeout))
 
 
@@ -91,8 +93,10 @@ def put_future(
     offset: int = 0,
     timeout: float | None = None,
 ) -> TransferFuture:
-    """Begin a `put`, and return a future of it. The parameters are those of
-    `cqnotify.memory.put`."""
+    """Begin a `put`, and return a future of it.
+
+    The parameters are those of `cqnotify.memory.put`, and so are the errors.
+    """
     return TransferFuture(new_put(descriptor, buffer, offset, timeout))
 
 
@@ -104,8 +108,11 @@ def get(
     length: int | None = None,
     timeout: float | None = None,
 ) -> Any:
-    """Read exposed memory, and return it. The parameters are those of `cqnotify.memory.get`; an
-    exception in this thread, such as KeyboardInterrupt, cancels it."""
+    """Read exposed memory, and return it.
+
+    The parameters are those of `cqnotify.memory.get`, and so are the errors. An exception in this
+    thread, such as KeyboardInterrupt, cancels it.
+    """
     return _waited(get_future(descriptor, into, offset=offset, length=length, timeout=timeout))
 
 
@@ -116,7 +123,10 @@ def put(
     offset: int = 0,
     timeout: float | None = None,
 ) -> None:
-    """Write exposed memory. The parameters are those of `cqnotify.memory.put`."""
+    """Write exposed memory.
+
+    The parameters are those of `cqnotify.memory.put`, and so are the errors.
+    """
     _waited(put_future(descriptor, buffer, offset=offset, timeout=timeout))
 
 

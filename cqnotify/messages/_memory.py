@@ -11,7 +11,7 @@ import asyncio
 from typing import TYPE_CHECKING, NamedTuple
 
 from .. import MR, PD, AccessFlags, ClosedError, _core, _registered
-from .._registered import SLOW, Pool, Registration, _buffers
+from .._registered import SLOW, Pool, Registration
 from ._pinning import Pinning
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def writable_bytes_of(buffer: AnyBuffer, nbytes: int) -> memoryview:
 
 def own_memory(pd: PD, nbytes: int, access: AccessFlags) -> MR:
     """Pages of our own, which memoryviews keep when they are not registered any more."""
-    return _buffers.register(pd, nbytes, access)
+    return _registered.register(pd, nbytes, access)
 
 
 class Registrations:

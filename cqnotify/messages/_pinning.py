@@ -12,8 +12,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from .. import MR, ClosedError, VerbsError
-from .._registered import SLOW, Registration
-from .._registered import _pinning as _threads
+from .._registered import SLOW, Registration, submit
 
 _T = TypeVar("_T")
 # Around what is in flight.
@@ -46,7 +45,7 @@ class Pinning:
     def start(self, call: Callable[[], _T]) -> asyncio.Future[_T]:
         """Call it in a thread. Nobody may cancel the future, since the thread goes on."""
         future, done = self.begin()
-        _threads.submit(self._run, call, done)
+        submit(self._run, call, done)
         return future
 
     def begin(self) -> tuple[asyncio.Future[Any], Done]:

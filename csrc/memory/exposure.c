@@ -332,7 +332,7 @@ static PyMemberDef table_members[] = {
 };
 
 static PyType_Slot table_slots[] = {
-    {Py_tp_doc, "ExposureTable()\n--\n\nThe base of the table of cqnotify.memory."},
+    {Py_tp_doc, "ExposureTable(*args, **kwargs)\n--\n\nThe base of the table of cqnotify.memory."},
     {Py_tp_new, table_new},
     {Py_tp_traverse, table_traverse},
     {Py_tp_clear, table_clear},

@@ -22,7 +22,9 @@ BELOW = {
     "hw": {"_core", "face"},
     "aio": {"_core", "enums"},
     "cm": {"_core", "face", "aio"},
-    "messages": {"_core", "face", "aio", "cm"},
+    "_registered": {"_core", "face"},
+    "memory": {"_core", "face", "aio", "cm", "_registered"},
+    "messages": {"_core", "face", "aio", "cm", "_registered"},
     "dask": {"face", "cm", "messages"},
     "torch": {"face", "memory"},
     "ray": {"memory"},
@@ -49,6 +51,7 @@ DOCUMENTED = {
     "_replace",
     "_value2member_map_",
     "_get_running_loop",
+    "_register_atexit",  # which concurrent.futures uses, too
 }
 
 

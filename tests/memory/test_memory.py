@@ -321,11 +321,12 @@ async def test_ten_thousand_at_a_time_use_one_connection() -> None:
         assert other.tell("connections") == 1
 
 
-async def test_ten_thousand_descriptors_are_opened_together() -> None:
-    own = numpy.arange(10_000)
-    exposed = [memory.expose(own[i : i + 1]) for i in range(10_000)]
+@pytest.mark.parametrize("number", [1000, pytest.param(10_000, marks=pytest.mark.soak)])
+async def test_many_descriptors_are_opened_together(number: int) -> None:
+    own = numpy.arange(number)
+    exposed = [memory.expose(own[i : i + 1]) for i in range(number)]
     got = await asyncio.gather(*(memory.get(sent(one)) for one in exposed))
-    assert [int(one[0]) for one in got] == list(range(10_000))
+    assert [int(one[0]) for one in got] == list(range(number))
     for one in exposed:
         one.close()
 

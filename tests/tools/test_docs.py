@@ -348,6 +348,16 @@ def computing() -> list[str]:
     return ["", *(f"{share} %" if share else "" for share in shares)]
 
 
+def getting(case: str) -> list[str]:
+    """In asyncio, and in a thread, if C is 1."""
+    return [
+        "1",
+        "",
+        "",
+        "; ".join(measured("gets")[case, f"cqnotify{way}"][1] for way in ("", " blocking")),
+    ]
+
+
 def importing(*subjects: str) -> list[str]:
     """In millions of instructions."""
     cells = measured("imports")
@@ -375,6 +385,8 @@ def test_the_figures_beside_the_alternatives_are_what_was_measured() -> None:
         over_c("round_trip", "64 B"),
         over_c("drain", "256/64"),
         computing(),
+        getting("4 KiB"),
+        getting("16 MiB"),
         importing(*LIBRARIES),
     ]
     rows = rows_of("README.md", "Compared with the alternatives")
@@ -403,6 +415,8 @@ def test_the_summary_of_performance_is_what_was_measured() -> None:
         over_c("post", "post_send"),
         over_c("completion", "8 B", "pyverbs", "ibverbs", "cqnotify write"),
         computing(),
+        getting("4 KiB"),
+        getting("16 MiB"),
         importing(*LIBRARIES),
     ]
     assert [row[1:] for row in rows_of("performance.md", "In short")] == wanted

@@ -25,7 +25,8 @@ MODULES += ["cqnotify.memory", "cqnotify.memory.blocking", "cqnotify.testing"]
 MODULES += ["cqnotify.hosts", "cqnotify.conformance", "cqnotify.metrics"]
 MODULES += ["cqnotify.metrics.prometheus", "cqnotify.metrics.opentelemetry"]
 MADE_BY_OTHERS = {"Batches", "Scope", "Host", "Program", "PairFactory", "SendDestination"}
-MADE_BY_OTHERS |= {"Connection", "Listener", "MulticastGroup", "Request"}  # nobody calls these
+MADE_BY_OTHERS |= {"Connection", "Listener", "MulticastGroup", "Request", "Transfer"}
+MADE_BY_OTHERS |= {"TransferFuture"}  # nobody calls these
 MADE_BY_OTHERS |= {"Snapshot", "Counters", "ChannelCounters", "Histogram", "Instruments"}
 
 # What any call can raise, see docs/reference.md.
