@@ -50,7 +50,7 @@ ENDS: Final = (CompletionError, VerbsError, ClosedError, AsyncEventError)
 
 
 class Transfer:
-    """A get or a put, which `await` begins and waits for, once.
+    """A get or a put of `nbytes` bytes, which `await` begins and waits for, once.
 
     Several may be under way in one task: asyncio.gather(), create_task(asyncio.wait_for(...)) and
     so on take it. When the task is cancelled, no more of it is begun; what the device has begun is
@@ -100,9 +100,9 @@ class Transfer:
         return f"<Transfer: {what}, {self.nbytes_done} of {self.nbytes} bytes>"
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        return self.begun(current()).__await__()
+        return self._begun(current()).__await__()
 
-    def begun(self, process: Process) -> Coroutine[Any, Any, Any]:
+    def _begun(self, process: Process) -> Coroutine[Any, Any, Any]:
         """What is to be awaited, once, in the running loop."""
         if self._is_begun:
             raise RuntimeError("this transfer was awaited before: resume() returns another one")
@@ -283,6 +283,11 @@ async def _settled(conn: Connection, again: Coroutine[Any, Any, object]) -> None
             conn.failed(e)
 
     await _ended([asyncio.ensure_future(settle())])
+
+
+def begun(transfer: Transfer, process: Process) -> Coroutine[Any, Any, Any]:
+    """What carries out a transfer, in the loop in which it is run."""
+    return transfer._begun(process)
 
 
 def is_flushed(error: BaseException) -> bool:

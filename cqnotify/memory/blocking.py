@@ -14,7 +14,7 @@ import concurrent.futures
 from typing import TYPE_CHECKING, Any
 
 from ._process import Running, current
-from ._transfer import Transfer, new_get, new_put
+from ._transfer import Transfer, begun, new_get, new_put
 
 if TYPE_CHECKING:
     from .. import MR, SGE
@@ -35,7 +35,7 @@ class TransferFuture(concurrent.futures.Future[Any]):
         loop = asyncio._get_running_loop()
         if loop is not None:
             process.leave(loop)
-        self._running = Running(process, transfer.begun(process), self)
+        self._running = Running(process, begun(transfer, process), self)
 
     @property
     def nbytes(self) -> int:

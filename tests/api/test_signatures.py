@@ -55,6 +55,8 @@ def members(cls: type, prefix: str) -> Iterator[tuple[str, Any]]:
         what = inspect.getattr_static(cls, name)
         if name.startswith("_") and name not in ("__enter__", "__exit__", "__aenter__"):
             continue
+        if name in vars(cls).get("__slots__", ()):
+            continue  # of Python code: its class explains it
         if isinstance(what, classmethod | staticmethod):
             what = getattr(cls, name)
         if inspect.isroutine(what) or inspect.isdatadescriptor(what):
