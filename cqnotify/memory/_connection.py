@@ -353,11 +353,17 @@ class Connection:
         if status == WCStatus.REM_ACCESS_ERR:
             self.lose("the peer has revoked memory that another transfer used", again=True)
             return RevokedError("the memory is not exposed any more")
-        if isinstance(status, WCStatus) and status is not WCStatus.WR_FLUSH_ERR:
-            self.lose(f"the peer does not answer, or has failed: {status.name}")
-        else:
-            self.lose(str(error))
+        self._lose_by(error)
         return ConnectionLostError(str(self.error))
+
+    def _lose_by(self, error: Exception) -> None:
+        """It is over. If the queue pair was flushed, a transfer of either end may have broken it."""
+        status = error.wc.status if isinstance(error, CompletionError) else None
+        if isinstance(status, WCStatus) and status is not WCStatus.WR_FLUSH_ERR:
+            why = f"the peer does not answer, or has failed: {status.name}"
+            self.lose(why, again=status is WCStatus.REM_ACCESS_ERR)
+        else:
+            self.lose(str(error), again=status is WCStatus.WR_FLUSH_ERR)
 
     # ---- tokens of the peer ----
 
@@ -446,6 +452,11 @@ class Connection:
                 self._binding.pop(wc.wr_id, None)
             elif wc.ok:
                 self._slots.append(wc.wr_id)
+            elif wc.status != WCStatus.WR_FLUSH_ERR:
+                try:
+                    wc.raise_for_status()
+                except CompletionError as e:
+                    self._lose_by(e)
 
     # ---- frames ----
 
@@ -517,7 +528,8 @@ class Connection:
                     self.qp.post_recv(self._receives[wc.wr_id])
                     self._received(memoryview(frame))
         except (VerbsError, ClosedError, CompletionError, AsyncEventError, ValueError) as e:
-            self.lose(str(e))
+            self.poll()  # for what has ended the queue pair: of that, receives are flushed
+            self._lose_by(e)
 
     def _received(self, frame: memoryview) -> None:
         kind = wire.parse_kind(frame)

@@ -30,7 +30,7 @@ from support import (
     until,
 )
 
-from cqnotify import MR, MW, QP, ClosedError, Context, memory
+from cqnotify import MR, MW, QP, ClosedError, Context, QPState, memory
 from cqnotify._core import open_objects
 from cqnotify._registered import Device
 from cqnotify.memory import (
@@ -254,6 +254,19 @@ async def test_others_go_on_when_one_exposure_is_closed(monkeypatch: pytest.Monk
                 assert bytes(await task) == DATA
             got = await asyncio.gather(*doomed, return_exceptions=True)
             assert {type(result) for result in got} <= {RevokedError, memoryview}
+
+
+async def test_a_get_that_waits_for_its_grant_goes_on_over_the_next_connection(
+    ctx: Context,
+) -> None:
+    """Another transfer has broken this one, of which this end sees that its requests are flushed."""
+    async with raw_server(ctx) as server, opening(server) as getting:
+        current().connections[server.id.hex()].qp.modify(qp_state=QPState.ERR)
+        raw = await server.accept()
+        assert await raw.asked() == [1]
+        raw.mr.write(DATA[:SIZE], AT + SIZE)
+        await raw.grant(raw.answer(1))
+        assert bytes(await getting) == DATA[:SIZE]
 
 
 async def test_exposing_while_closing_is_refused_or_begins_anew() -> None:
