@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import itertools
 import threading
 import time
@@ -25,6 +26,7 @@ from .. import (
     QP,
     AccessFlags,
     AsyncEventError,
+    AsyncEventType,
     ClosedError,
     CompletionChannel,
     CompletionError,
@@ -357,13 +359,17 @@ class Connection:
         return ConnectionLostError(str(self.error))
 
     def _lose_by(self, error: Exception) -> None:
-        """It is over. If the queue pair was flushed, a transfer of either end may have broken it."""
-        status = error.wc.status if isinstance(error, CompletionError) else None
-        if isinstance(status, WCStatus) and status is not WCStatus.WR_FLUSH_ERR:
-            why = f"the peer does not answer, or has failed: {status.name}"
-            self.lose(why, again=status is WCStatus.REM_ACCESS_ERR)
-        else:
-            self.lose(str(error), again=status is WCStatus.WR_FLUSH_ERR)
+        """It is over. Perhaps another transfer, of either end, has broken it: then again."""
+        again, why = isinstance(error, VerbsError) and error.errno == errno.EINVAL, str(error)
+        if again or is_flushed(error):
+            self.poll()  # for what has ended the queue pair before
+        if isinstance(error, CompletionError):
+            again = error.wc.status in (WCStatus.WR_FLUSH_ERR, WCStatus.REM_ACCESS_ERR)
+            if not again and isinstance(error.wc.status, WCStatus):
+                why = f"the peer does not answer, or has failed: {error.wc.status.name}"
+        elif isinstance(error, AsyncEventError):
+            again = error.event.event_type == AsyncEventType.QP_ACCESS_ERR
+        self.lose(why, again=again)
 
     # ---- tokens of the peer ----
 
@@ -479,7 +485,7 @@ class Connection:
             sge = self._mr[at : at + len(frame)]
             self.qp.post_send(sge, wr_id=slot, send_flags=SendFlags.SIGNALED | SendFlags.SOLICITED)
         except (VerbsError, ClosedError, ValueError) as e:
-            self.lose(str(e))
+            self._lose_by(e)
         if self._timer is None:
             self._timer = self._service.loop.call_later(PROBE_INTERVAL, self._on_timer)
 
@@ -516,7 +522,7 @@ class Connection:
         try:
             self.qp.post_send(sge, opcode=opcode, wr_id=slot, remote_addr=addr, rkey=rkey)
         except (VerbsError, ClosedError) as e:
-            self.lose(str(e))
+            self._lose_by(e)
 
     async def _receive(self) -> None:
         try:
@@ -528,7 +534,6 @@ class Connection:
                     self.qp.post_recv(self._receives[wc.wr_id])
                     self._received(memoryview(frame))
         except (VerbsError, ClosedError, CompletionError, AsyncEventError, ValueError) as e:
-            self.poll()  # for what has ended the queue pair: of that, receives are flushed
             self._lose_by(e)
 
     def _received(self, frame: memoryview) -> None:
@@ -589,6 +594,11 @@ class Connection:
         )
         self.uses = 0
         return used
+
+
+def is_flushed(error: BaseException) -> bool:
+    """Whether the queue pair had failed before, for another transfer or another reason."""
+    return isinstance(error, CompletionError) and error.wc.status == WCStatus.WR_FLUSH_ERR
 
 
 def _take(tokens: deque[int]) -> list[int]:

@@ -161,6 +161,8 @@ class Table(_core.ExposureTable):
         self._service = service
         self._lock = threading.RLock()
         self._is_closed = False
+        # By token, the thread that revokes it, and a lock that is free when it has.
+        self._revoking: dict[int, tuple[int, threading.Lock]] = {}
         self.device: str = ""  # in whose pool _expose() looks for memory
         self.pool: Pool
         self._set_types(Exposure, Access.READ, tuple(RIGHTS))
@@ -255,11 +257,28 @@ class Table(_core.ExposureTable):
     # ---- revoking ----
 
     def revoke(self, exposure: Exposure) -> None:
+        token = exposure.token
+        ended = threading.Lock()
+        ended.acquire()
         with self._lock:
-            if self._exposures.get(exposure.token) is not exposure:
-                return
-            del self._exposures[exposure.token]
+            is_first = self._exposures.get(token) is exposure
+            if is_first:
+                del self._exposures[token]
+                self._revoking[token] = threading.get_ident(), ended
+            thread, others = self._revoking.get(token, (0, ended))
             openers = list(exposure._openers or ())
+        if is_first:
+            try:
+                self._revoke(exposure, openers)
+            finally:
+                del self._revoking[token]
+                ended.release()
+        # The service, which others may wait for, waits for none: nobody needs to know there.
+        elif thread not in (0, threading.get_ident()) and not self._service.is_here:
+            with others:
+                pass
+
+    def _revoke(self, exposure: Exposure, openers: list[Opener]) -> None:
         for opener in openers:
             opener.settle(exposure.token)
         with self._lock:
@@ -284,6 +303,7 @@ class Table(_core.ExposureTable):
     def forget_all(self) -> None:
         """In a forked child: closing an exposure of the parent does nothing."""
         self._lock = threading.RLock()
+        self._revoking.clear()
         self._exposures.clear()
         self._set_registered(None)
 

@@ -24,7 +24,7 @@ from .. import (
 )
 from .._registered import bytes_of, end_use
 from .._timeouts import seconds_of
-from ._connection import Again, Connection, Grant, Home
+from ._connection import Again, Connection, Grant, Home, is_flushed
 from ._descriptor import Access, Described
 from ._errors import RevokedError, TransferError
 from ._exposure import AnyDescriptor
@@ -288,11 +288,6 @@ async def _settled(conn: Connection, again: Coroutine[Any, Any, object]) -> None
 def begun(transfer: Transfer, process: Process) -> Coroutine[Any, Any, Any]:
     """What carries out a transfer, in the loop in which it is run."""
     return transfer._begun(process)
-
-
-def is_flushed(error: BaseException) -> bool:
-    """Whether the queue pair had failed before, for another transfer or another reason."""
-    return isinstance(error, CompletionError) and error.wc.status == WCStatus.WR_FLUSH_ERR
 
 
 async def _ended(tasks: list[asyncio.Task[None]]) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import json
 import subprocess
@@ -26,11 +27,22 @@ from support import (
     in_child,
     open_fds,
     python,
+    sits_in,
     start,
     until,
 )
 
-from cqnotify import MR, MW, QP, ClosedError, Context, QPState, memory
+from cqnotify import (
+    MR,
+    MW,
+    QP,
+    ClosedError,
+    CompletionError,
+    Context,
+    QPState,
+    VerbsError,
+    memory,
+)
 from cqnotify._core import open_objects
 from cqnotify._registered import Device
 from cqnotify.memory import (
@@ -41,9 +53,11 @@ from cqnotify.memory import (
     _transfer,
     blocking,
 )
+from cqnotify.memory._connection import Connection
 from cqnotify.memory._process import current
 
 DATA = pattern(64 * 4096)
+FUTEX = "202"
 ENDS = (TransferError, ClosedError, asyncio.CancelledError)
 
 
@@ -240,6 +254,36 @@ async def test_an_exposure_that_is_closed_during_a_get_ends_it(
     assert not len(current().table)
 
 
+async def test_a_second_close_returns_when_the_first_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As when an exposure expires while it is closed: then the memory must be free, too."""
+    own = bytearray(DATA)
+    one = memory.expose(own)
+    assert bytes(await memory.get(one)) == DATA
+    is_there, may_go_on = threading.Event(), threading.Event()
+    settle = Connection.settle
+
+    def slow(conn: Connection, token: int) -> None:
+        is_there.set()
+        may_go_on.wait()
+        settle(conn, token)
+
+    def close() -> None:
+        one.close()
+        own.append(0)  # a BufferError if it is not free
+
+    monkeypatch.setattr(Connection, "settle", slow)
+    first = Waiter(one.close)
+    assert is_there.wait(DEADLINE)
+    second = Waiter(close)
+    task = f"/proc/self/task/{second.thread.native_id}"
+    until(lambda: not second.thread.is_alive() or sits_in(task, FUTEX), "it waits")
+    may_go_on.set()
+    await asyncio.to_thread(second.join)
+    await asyncio.to_thread(first.join)
+
+
 async def test_others_go_on_when_one_exposure_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A get that is refused breaks the connection; the others go on over the next one."""
     monkeypatch.setattr(_transfer, "PIECE", 4096)
@@ -256,12 +300,20 @@ async def test_others_go_on_when_one_exposure_is_closed(monkeypatch: pytest.Monk
             assert {type(result) for result in got} <= {RevokedError, memoryview}
 
 
+@pytest.mark.parametrize("by", ["flush", "access", "post"])
 async def test_a_get_that_waits_for_its_grant_goes_on_over_the_next_connection(
-    ctx: Context,
+    ctx: Context, by: str
 ) -> None:
-    """Another transfer has broken this one, of which this end sees that its requests are flushed."""
+    """Another transfer has broken this one: one of this end, or the peer's, with an old key."""
     async with raw_server(ctx) as server, opening(server) as getting:
-        current().connections[server.id.hex()].qp.modify(qp_state=QPState.ERR)
+        conn = current().connections[server.id.hex()]
+        if by == "flush":
+            conn.qp.modify(qp_state=QPState.ERR)
+        if by == "post":  # of a transfer
+            conn.failed(VerbsError(errno.EINVAL, "the QP is in ERR"))
+        if by == "access":
+            with pytest.raises(CompletionError, match="REM_ACCESS_ERR"):
+                await server.raws[0].read(1 << 20, 1, 1)
         raw = await server.accept()
         assert await raw.asked() == [1]
         raw.mr.write(DATA[:SIZE], AT + SIZE)
@@ -512,6 +564,7 @@ memory.close()
 MEET = """
 import json, sys
 from cqnotify import memory
+from cqnotify.memory._connection import Connection
 from cqnotify.memory._process import current
 one = memory.expose(bytes([7]) * 4096)
 print(json.dumps(one.to_dict()), flush=True)
