@@ -83,12 +83,12 @@ class Exposure(_core.Exposure, Described):
 
     @property
     def dtype(self) -> str | None:
-        """Of a numpy array, as `numpy.dtype()` takes it; None for other memory."""
+        """The dtype of a numpy array, as `numpy.dtype()` takes it; None for other memory."""
         return dtype_of(self._memory)
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """Of a numpy array; None for other memory."""
+        """The shape of a numpy array; None for other memory."""
         return None if self.dtype is None else tuple(self._memory.shape)
 
     @property
