@@ -53,13 +53,15 @@ class Registration:
 
     def __init__(self, tensor: Any) -> None:
         self.tensor = tensor
-        self.key = key_of(tensor)
+        self.key: tuple[int, int, str] = key_of(tensor)
         self.length: int = tensor.nbytes
         self.pending = 0
-        self.active = True
+        self.active: bool = True
         # Its bytes: a numpy array, or an MR if the CPU cannot reach them.
         self.whole: Any = bytes_of(tensor) if is_on_cpu(tensor) else register(tensor)
-        self.exposure = memory.expose(self.whole, access=memory.READ | memory.WRITE)
+        self.exposure: memory.Exposure = memory.expose(
+            self.whole, access=memory.READ | memory.WRITE
+        )
 
     def check(self) -> None:
         """Raise RuntimeError if it was unregistered, or is not the tensor's memory any more."""

@@ -46,7 +46,7 @@ class CqnotifyTransport(BaseTransport):
         self.set_timeout(self._seconds(timeout))
         # Peers read it to find out that this transport is there.
         self._presence = memory.expose(bytearray(1), access=memory.READ)
-        self.endpoint = self._presence.process + secrets.token_hex(8)
+        self.endpoint: str = self._presence.process + secrets.token_hex(8)
         self._peer = ""  # its endpoint
         self._lost = False  # the last transfer lost the connection
         self._closing = False  # from then on nothing new begins

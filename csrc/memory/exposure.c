@@ -292,7 +292,7 @@ static int table_traverse(PyObject *op, visitproc visit, void *arg)
     return 0;
 }
 
-static int table_clear(PyObject *op)
+static int exposures_clear(PyObject *op)
 {
     CQN_LOCKED;
     table *self = (table *)op;
@@ -305,7 +305,7 @@ static void table_dealloc(PyObject *op)
     PyObject_GC_UnTrack(op);
     CQN_LOCKED;
     PyTypeObject *type = Py_TYPE(op);
-    table_clear(op);
+    exposures_clear(op);
     type->tp_free(op);
     Py_DECREF(type);
 }
@@ -335,7 +335,7 @@ static PyType_Slot table_slots[] = {
     {Py_tp_doc, "ExposureTable(*args, **kwargs)\n--\n\nThe base of the table of cqnotify.memory."},
     {Py_tp_new, table_new},
     {Py_tp_traverse, table_traverse},
-    {Py_tp_clear, table_clear},
+    {Py_tp_clear, exposures_clear},
     {Py_tp_dealloc, table_dealloc},
     {Py_tp_methods, table_methods},
     {Py_tp_members, table_members},

@@ -667,7 +667,7 @@ static int table_traverse(PyObject *op, visitproc visit, void *arg)
     return 0;
 }
 
-static int table_clear(PyObject *op)
+static int registered_clear(PyObject *op)
 {
     CQN_LOCKED;
     cqn_registered *self = (cqn_registered *)op;
@@ -761,7 +761,7 @@ static PyType_Slot table_slots[] = {
                 "called with a list of MRs to be closed, by the core."},
     {Py_tp_new, table_new},
     {Py_tp_traverse, table_traverse},
-    {Py_tp_clear, table_clear},
+    {Py_tp_clear, registered_clear},
     {Py_tp_dealloc, table_dealloc},
     {Py_tp_methods, table_methods},
     {Py_tp_getset, table_getset},
