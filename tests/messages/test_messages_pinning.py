@@ -15,7 +15,7 @@ import pytest
 from messages_support import SOON, address_of, connected, data_of, took
 from support import eventually, start, until
 
-from cqnotify import MR, AccessFlags, ClosedError, Context, VerbsError, messages
+from cqnotify import MR, AccessFlags, ClosedError, Context, VerbsError, _registered, messages
 from cqnotify._registered import SLOW, _buffers
 from cqnotify.messages import Connection, ConnectionLostError
 from cqnotify.messages._resources import Device
@@ -48,7 +48,8 @@ class Kernel:
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
     it = Kernel()
-    monkeypatch.setattr(_buffers, "register", it.register)
+    for module in (_registered, _buffers):  # of messages, and of the pools
+        monkeypatch.setattr(module, "register", it.register)
     yield it
     it.is_reusable.set()
 
