@@ -103,9 +103,7 @@ class Registration:
 
 
 def _registration(pool: Pool, region: Region, wanted: Wanted, is_new: bool) -> Registration:
-    mr = region.mr
-    addr = mr.addr + wanted.start - region.start
-    return Registration(pool, region, mr, addr, wanted.end - wanted.start, is_new)
+    return pool.taken_over(region, wanted.start, wanted.end - wanted.start, is_new)
 
 
 class _Registering:
@@ -207,10 +205,13 @@ class Pool:
         mr = one.register(self.pd)
         return Registration(self, None, mr, mr.addr, mr.length, True)
 
-    def taken_over(self, region: Region, start: int, nbytes: int) -> Registration:
+    def taken_over(
+        self, region: Region, start: int, nbytes: int, is_new: bool = False
+    ) -> Registration:
         """The registration of memory for which the caller uses a region already."""
-        addr = region.mr.addr + start - region.start
-        return Registration(self, region, region.mr, addr, nbytes, False)
+        mr = region.mr
+        addr = mr.addr + start - region.start
+        return Registration(self, region, mr, addr, nbytes, is_new)
 
     async def acquire_async(self, buffer: AnyBuffer | MR, access: AccessFlags) -> Registration:
         """The same in an event loop, which goes on meanwhile."""

@@ -25,7 +25,6 @@ refers is closed. `cqnotify.cm.blocking` has the same for threads.
 #   _arguments.py        checks what the calls are given
 #   _base.py             what objects for event loops and for threads have in common
 #   _async.py            those for event loops, and the parameters of the calls
-#   _parameters.py       gives these parameters to the calls for threads
 #   blocking.py          those for threads
 
 from ._async import (

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from .._core import ClosedError
+from .._parameters import parameters_of, parameters_of_method
 from .._several import none_works, share_of
 from .._timeouts import deadline
 from ..qp import QP
@@ -38,7 +39,6 @@ from ._base import (
 )
 from ._event_reader import ThreadReader
 from ._link import FAILS, REQUEST, Address, Link
-from ._parameters import parameters_of, parameters_of_method
 
 if TYPE_CHECKING:
     from typing import Self

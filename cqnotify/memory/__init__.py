@@ -27,7 +27,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
-from .. import MR, PD, SGE
+from .. import MR, PD
 from .._registered import PoolStats
 from .._registered import set_limits as registered_limits
 from .._timeouts import FOREVER, seconds_of
@@ -35,9 +35,9 @@ from . import _process
 from . import blocking as blocking
 from ._descriptor import Access, Descriptor
 from ._errors import ConnectionLostError, RefusedError, RevokedError, TransferError
-from ._exposure import AnyDescriptor, Exposure
+from ._exposure import Exposure
 from ._process import current, end
-from ._transfer import Transfer, new_get, new_put
+from ._transfer import Transfer, get, put
 
 if TYPE_CHECKING:
     from .._core import _Buffer as AnyBuffer
@@ -104,57 +104,6 @@ def _expose(memory: AnyBuffer | MR, access: Access, seconds: float | None) -> Ex
     return process.table.expose(memory, access, expires, process.device())
 
 
-def get(
-    descriptor: AnyDescriptor,
-    into: AnyBuffer | MR | SGE | None = None,
-    *,
-    offset: int = 0,
-    length: int | None = None,
-    timeout: float | None = None,
-) -> Transfer:
-    """Read memory that another process exposes; `await` begins it, and returns the memory.
-
-    descriptor: what `expose` returned there.
-    into: a writable buffer, at least as large, which is returned; or an MR of the PD that `pd`
-        returns, or a part of one, mr[a:b]. By default new memory: a numpy array like the exposed
-        one, if that is one and all of it is read; else a memoryview.
-    offset, length: the part to read, in bytes; by default all from `offset` on.
-    timeout: in seconds; None waits for ever, or until the peer does not answer.
-
-    The memory is read in pieces of 1 MiB, 4 at a time, and the other process may change it
-    meanwhile.
-    asyncio only; for threads see `cqnotify.memory.blocking`. Raises RevokedError if the memory is
-    not exposed any more, ConnectionLostError, RefusedError and TimeoutError, after which
-    `Transfer.resume` goes on; PermissionError if it is not exposed for READ, ValueError for a part
-    that it does not have, and VerbsError (ENOMEM) at the limit of locked memory.
-    Wraps ibv_post_send(3) with IBV_WR_RDMA_READ.
-    """
-    return new_get(descriptor, into, offset, length, timeout)
-
-
-def put(
-    descriptor: AnyDescriptor,
-    buffer: AnyBuffer | MR | SGE,
-    *,
-    offset: int = 0,
-    timeout: float | None = None,
-) -> Transfer:
-    """Write to memory that another process exposes; `await` begins it.
-
-    descriptor: what `expose` returned there, with access WRITE.
-    buffer: what to write, any contiguous buffer, an MR or a part of one; it must not change before
-        the call has returned.
-    offset: where to write it, in bytes.
-    timeout: in seconds; None waits for ever, or until the peer does not answer.
-
-    When it has returned, the data is in the peer's memory, and its program sees it; on iWARP it is
-    on its way. Two puts at a time are in no order. If another transfer breaks the connection,
-    pieces under way are written once more. Raises the errors of `cqnotify.memory.get`. Wraps
-    ibv_post_send(3) with IBV_WR_RDMA_WRITE.
-    """
-    return new_put(descriptor, buffer, offset, timeout)
-
-
 def listen(host: str | None = None, port: int = 0) -> tuple[tuple[str, ...], int]:
     """Choose where peers connect to this process, before the first `expose`.
 
@@ -207,7 +156,9 @@ def set_limits(
 
 
 def close() -> None:
-    """Close all exposures and connections of this process, and end its thread. A later call of
-    another function begins anew, with another port. At the end of the program this is done by
-    itself."""
+    """Close all exposures and connections of this process, and end its thread.
+
+    The end of the program does the same. If another function is called later, the process listens
+    on another port.
+    """
     end()

@@ -135,9 +135,9 @@ class Home:
             future.get_loop().call_soon_threadsafe(_set, future)
 
 
-def _set(future: asyncio.Future[None]) -> None:
+def _set(future: asyncio.Future[Any], value: object = None) -> None:
     if not future.done():
-        future.set_result(None)
+        future.set_result(value)
 
 
 class Connection:
@@ -270,7 +270,7 @@ class Connection:
                 future.exception()  # perhaps nobody waits any more
         self._opening.clear()
         if self.idle_answer is not None:
-            _answer(self.idle_answer, False)
+            _set(self.idle_answer, False)
         _set(self.ended)
 
     def over(self) -> Exception:
@@ -560,7 +560,7 @@ class Connection:
         elif self.idle_answer is None:
             raise ProtocolError(f"{kind.name} without a question")
         else:
-            _answer(self.idle_answer, kind is Kind.BYE)
+            _set(self.idle_answer, kind is Kind.BYE)
             self.idle_answer = None
         if self._opens < 0 or self._revokeds < 0:
             raise ProtocolError(f"{kind.name} without a question")
@@ -574,7 +574,7 @@ class Connection:
                 raise ProtocolError("a GRANT of memory beyond the end of all memory")
             grant = Grant(answer.addr, answer.length, answer.rkey)
             self.grants[answer.token] = grant
-            _answer(future, grant)
+            _set(future, grant)
         else:
             if answer.status == Status.NO_ROOM:
                 text = "the process that exposes the memory has no room for another window of it"
@@ -603,8 +603,3 @@ def is_flushed(error: BaseException) -> bool:
 
 def _take(tokens: deque[int]) -> list[int]:
     return [tokens.popleft() for _ in range(min(len(tokens), wire.TOGETHER))]
-
-
-def _answer(future: asyncio.Future[Any], value: object) -> None:
-    if not future.done():
-        future.set_result(value)

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from .. import MR, MW, AccessFlags, ClosedError, MWType, VerbsError, _core
-from .._registered import bytes_of
+from .._registered import bytes_of, end_use
 from ._descriptor import Access, Described, Descriptor
 from ._service import CLOSED
 from ._wire import Answer, Status
@@ -362,7 +362,7 @@ def release(exposure: Exposure) -> None:
     """Nobody reaches its memory any more."""
     region = exposure._take_region()
     if region is not None:
-        exposure._table.pool.taken_over(region, exposure._start, exposure.length).release()
+        end_use(exposure._table.pool.table, region)
     registrations, exposure._registrations = exposure._registrations, None
     for registration in (registrations or {}).values():
         registration.release()

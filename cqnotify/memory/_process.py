@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 
 from .. import AsyncEventError, ClosedError, VerbsError, cm, devices
 from .._happy_eyeballs import first_of
+from .._printable import printable
 from .._registered import Device
 from . import _wire as wire
 from ._connection import PEER_ACCESS, Again, Connection, Grant
@@ -73,7 +74,7 @@ class Process:
             device = self._devices.get(name)
             if device is None:
                 device = self._devices[name] = Device.of(name)
-                device.default_pool.join()
+                device.pool()  # which keeps registrations as long as it has a user
                 self._default = self._default or device
             return device
 
@@ -233,7 +234,7 @@ class Process:
             said = e.private_data.rstrip(b"\0")
             if said == CROSSED:
                 raise _Crossed from e
-            text = _printable(said) or f"no process listens there: {e}"
+            text = printable(said) or f"no process listens there: {e}"
             raise RefusedError(f"{host} port {one.port} has refused the connection: {text}") from e
         except BaseException:
             conn.fail()
@@ -306,10 +307,6 @@ class Process:
         """In a forked child: all of it is the parent's."""
         self.table.forget_all()
         self.service.forget()
-
-
-def _printable(said: bytes) -> str:
-    return "".join(chr(c) if 32 <= c < 127 else "?" for c in said)
 
 
 def _explained(error: Exception) -> Exception:

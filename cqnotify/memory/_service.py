@@ -26,9 +26,8 @@ class Service:
     def __init__(self) -> None:
         self.loop: asyncio.SelectorEventLoop = new_event_loop()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._lock = (
-            threading.RLock()
-        )  # around what its thread is told, so that nothing is after its end
+        # Around what its thread is told, so that nothing is after its end.
+        self._lock = threading.RLock()
         self._is_ending = False
         self._thread = threading.Thread(target=self._run, name="cqnotify.memory")
         self._thread.start()

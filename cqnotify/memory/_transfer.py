@@ -33,8 +33,6 @@ from ._process import Process, current, in_service
 if TYPE_CHECKING:
     from .._core import _Buffer as AnyBuffer
 
-    _AnyMemory = AnyBuffer | MR | SGE
-
 PIECE: Final = 1 << 20  # bytes of a read or write
 WINDOW: Final = 4  # pieces of one transfer under way
 ATTEMPTS: Final = 8  # connections, without any progress
@@ -67,7 +65,6 @@ class Transfer:
         "_is_begun",
         "_next",
         "_result",
-        "_start",
         "_stop",
         "_timeout",
         "_writes",
@@ -206,9 +203,8 @@ class Transfer:
         """Have the buffer registered."""
         access = NO_ACCESS if self._writes else conn.device.sink
         if isinstance(self._buffer, SGE):
-            conn.device.default_pool.acquire(
-                self._buffer.mr, access
-            )  # checks it, and keeps nothing
+            # This checks it, and keeps nothing.
+            conn.device.default_pool.acquire(self._buffer.mr, access)
             return self._buffer.mr, self._buffer.addr - self._buffer.mr.addr, nothing
         one = await conn.device.default_pool.acquire_async(self._buffer, access)
         return one.mr, one.addr - one.mr.addr, one.release
@@ -328,7 +324,7 @@ def check(
     return length, seconds_of(timeout)
 
 
-def destination(buffer: _AnyMemory, nbytes: int) -> memoryview | SGE:
+def destination(buffer: AnyBuffer | MR | SGE, nbytes: int) -> memoryview | SGE:
     """The memory for a get."""
     if isinstance(buffer, REGISTERED):
         sge = whole(buffer)
@@ -375,13 +371,34 @@ def new_array(one: AnyDescriptor) -> Any:
     return numpy.empty(shape, dtype, one.order)
 
 
-def new_get(
+# ---- the calls ----
+
+
+def get(
     descriptor: AnyDescriptor,
-    into: _AnyMemory | None,
-    offset: int,
-    length: int | None,
-    timeout: float | None,
+    into: AnyBuffer | MR | SGE | None = None,
+    *,
+    offset: int = 0,
+    length: int | None = None,
+    timeout: float | None = None,
 ) -> Transfer:
+    """Read memory that another process exposes; `await` begins it, and returns the memory.
+
+    descriptor: what `expose` returned there.
+    into: a writable buffer, at least as large, which is returned; or an MR of the PD that `pd`
+        returns, or a part of one, mr[a:b]. By default new memory: a numpy array like the exposed
+        one, if that is one and all of it is read; else a memoryview.
+    offset, length: the part to read, in bytes; by default all from `offset` on.
+    timeout: in seconds; None waits for ever, or until the peer does not answer.
+
+    The memory is read in pieces of 1 MiB, 4 at a time, and the other process may change it
+    meanwhile. asyncio only; for threads see `cqnotify.memory.blocking`.
+
+    Raises RevokedError if the memory is not exposed any more, ConnectionLostError, RefusedError and
+    TimeoutError, after which `Transfer.resume` goes on; PermissionError if it is not exposed for
+    READ, ValueError for a part that it does not have, and VerbsError (ENOMEM) at the limit of
+    locked memory. Wraps ibv_post_send(3) with IBV_WR_RDMA_READ.
+    """
     offset = operator.index(offset)
     nbytes, seconds = check(descriptor, Access.READ, offset, length, timeout)
     if into is None:
@@ -390,9 +407,26 @@ def new_get(
     return Transfer(descriptor, destination(into, nbytes), into, offset, nbytes, False, seconds)
 
 
-def new_put(
-    descriptor: AnyDescriptor, buffer: _AnyMemory, offset: int, timeout: float | None
+def put(
+    descriptor: AnyDescriptor,
+    buffer: AnyBuffer | MR | SGE,
+    *,
+    offset: int = 0,
+    timeout: float | None = None,
 ) -> Transfer:
+    """Write to memory that another process exposes; `await` begins it.
+
+    descriptor: what `expose` returned there, with access WRITE.
+    buffer: what to write, any contiguous buffer, an MR or a part of one; it must not change before
+        the call has returned.
+    offset: where to write it, in bytes.
+    timeout: in seconds; None waits for ever, or until the peer does not answer.
+
+    When it has returned, the data is in the peer's memory, and its program sees it; on iWARP it is
+    on its way. Two puts at a time are in no order. If another transfer breaks the connection,
+    pieces under way are written once more. Raises the errors of `cqnotify.memory.get`. Wraps
+    ibv_post_send(3) with IBV_WR_RDMA_WRITE.
+    """
     source = whole(buffer) if isinstance(buffer, REGISTERED) else bytes_of(buffer, "buffer")
     nbytes = source.length if isinstance(source, SGE) else source.nbytes
     offset = operator.index(offset)

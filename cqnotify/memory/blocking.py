@@ -11,15 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from .._parameters import parameters_of
+from . import _transfer
 from ._process import Running, current
-from ._transfer import Transfer, begun, new_get, new_put
-
-if TYPE_CHECKING:
-    from .. import MR, SGE
-    from .._core import _Buffer as AnyBuffer
-    from ._exposure import AnyDescriptor
+from ._transfer import Transfer, begun
 
 __all__ = ["TransferFuture", "get", "get_future", "put", "put_future"]
 
@@ -71,63 +68,41 @@ class TransferFuture(concurrent.futures.Future[Any]):
         return TransferFuture(self._transfer.resume())
 
 
-def get_future(
-    descriptor: AnyDescriptor,
-    into: AnyBuffer | MR | SGE | None = None,
-    *,
-    offset: int = 0,
-    length: int | None = None,
-    timeout: float | None = None,
-) -> TransferFuture:
+@parameters_of(_transfer.get)
+def get_future(*args: Any, **given: Any) -> TransferFuture:
     """Begin a `get`, and return a future of it.
 
     The parameters are those of `cqnotify.memory.get`, and so are the errors.
     """
-    return TransferFuture(new_get(descriptor, into, offset, length, timeout))
+    return TransferFuture(_transfer.get(*args, **given))
 
 
-def put_future(
-    descriptor: AnyDescriptor,
-    buffer: AnyBuffer | MR | SGE,
-    *,
-    offset: int = 0,
-    timeout: float | None = None,
-) -> TransferFuture:
+@parameters_of(_transfer.put)
+def put_future(*args: Any, **given: Any) -> TransferFuture:
     """Begin a `put`, and return a future of it.
 
     The parameters are those of `cqnotify.memory.put`, and so are the errors.
     """
-    return TransferFuture(new_put(descriptor, buffer, offset, timeout))
+    return TransferFuture(_transfer.put(*args, **given))
 
 
-def get(
-    descriptor: AnyDescriptor,
-    into: AnyBuffer | MR | SGE | None = None,
-    *,
-    offset: int = 0,
-    length: int | None = None,
-    timeout: float | None = None,
-) -> Any:
+@parameters_of(_transfer.get)
+def get(*args: Any, **given: Any) -> Any:
     """Read exposed memory, and return it.
 
     The parameters are those of `cqnotify.memory.get`, and so are the errors. An exception in this
     thread, such as KeyboardInterrupt, cancels it.
     """
-    return _waited(get_future(descriptor, into, offset=offset, length=length, timeout=timeout))
+    return _waited(TransferFuture(_transfer.get(*args, **given)))
 
 
-def put(
-    descriptor: AnyDescriptor,
-    buffer: AnyBuffer | MR | SGE,
-    *,
-    offset: int = 0,
-    timeout: float | None = None,
-) -> None:
+@parameters_of(_transfer.put)
+def put(*args: Any, **given: Any) -> None:
     """Write exposed memory.
 
     The parameters are those of `cqnotify.memory.put`, and so are the errors.
     """
-    _waited(put_future(descriptor, buffer, offset=offset, timeout=timeout))
+    _waited(TransferFuture(_transfer.put(*args, **given)))
 
 
 def _waited(future: TransferFuture) -> Any:

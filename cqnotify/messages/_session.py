@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from .. import ClosedError, WCStatus, _core
+from .._printable import printable
 from .._registered import SLOW
 from .._timeouts import deadline
 from ..cm import DisconnectedError
@@ -185,7 +186,7 @@ class Session(_core.MessageSession):
         self._finish(PeerClosedError("the peer has closed the connection"))
 
     def _on_error(self, text: bytes) -> None:
-        self._finish(self._peer_error(wire.printable(text)))
+        self._finish(self._peer_error(printable(text)))
 
     def _peer_error(self, text: str) -> MessagesError:
         """Return the exception for an ERROR of the peer."""

@@ -15,6 +15,7 @@ from enum import IntEnum
 from typing import Final, NamedTuple
 
 from .. import _core
+from .._printable import printable
 from ._errors import ProtocolError, RefusedError
 from ._options import LEAST_EAGER, ConnectionOptions
 
@@ -72,11 +73,6 @@ def parse_refusal(data: bytes) -> str | None:
         return None
     length = _REFUSAL.unpack_from(data)[2]
     return printable(data[_REFUSAL.size : _REFUSAL.size + length])
-
-
-def printable(text: bytes) -> str:
-    """Text of a peer, which end up in messages and logs."""
-    return "".join(chr(c) if 32 <= c < 127 else "?" for c in text)
 
 
 # ---- frames -----------------------------------------------------------------------------------

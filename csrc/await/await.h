@@ -126,8 +126,8 @@ typedef enum {
     CQN_SCHEDULED_LISTED /* the same, and listed once more */
 } cqn_wake;
 
-/* What the code of the awaitable is doing. Another thread, or Python code that a step calls, can
- * wake the task at any time, so this state does not depend on whether the task was woken. */
+/* Where the code of the awaitable is. Another thread, or Python code that a step calls, can wake
+ * the task at any time, so this state does not depend on whether the task was woken. */
 typedef enum {
     CQN_RESTING,
     CQN_STEPPING,      /* a step runs, and checks the state before the task sleeps */

@@ -156,23 +156,12 @@ static cqn_region *find(const table *self, PyObject *memory, unsigned int access
                         uint64_t *length)
 {
     cqn_registered *registered = (cqn_registered *)Py_NewRef(self->registered);
-    Py_buffer view;
-    int rc;
-    CQN_UNLOCKED(
-        rc = PyObject_GetBuffer(memory, &view,
-                                access & IBV_ACCESS_LOCAL_WRITE ? PyBUF_WRITABLE : PyBUF_SIMPLE));
-    cqn_region *region = NULL;
-    if (rc < 0) {
-        PyErr_Clear(); /* the caller does it in another way, and raises it */
+    cqn_region *region = cqn_registered_acquire(registered, memory, access, start, length);
+    if (region != NULL && *length == 0) {
+        cqn_registered_release(region);
+        region = NULL;
     }
-    else {
-        *start = (uint64_t)(uintptr_t)view.buf;
-        *length = (uint64_t)view.len;
-        if (*length > 0) {
-            region = cqn_registered_find(registered, *start, *start + *length, access);
-        }
-        CQN_UNLOCKED(PyBuffer_Release(&view));
-    }
+    PyErr_Clear(); /* the caller does it in another way, which raises it */
     Py_DECREF(registered);
     return region;
 }

@@ -220,7 +220,8 @@ cqn_region *cqn_registered_find(cqn_registered *self, uint64_t start, uint64_t e
     return (cqn_region *)Py_XNewRef((PyObject *)region);
 }
 
-cqn_region *cqn_registered_acquire(cqn_registered *self, PyObject *buffer, unsigned int access)
+cqn_region *cqn_registered_acquire(cqn_registered *self, PyObject *buffer, unsigned int access,
+                                   uint64_t *start, uint64_t *length)
 {
     Py_buffer view;
     int rc;
@@ -229,8 +230,9 @@ cqn_region *cqn_registered_acquire(cqn_registered *self, PyObject *buffer, unsig
     if (rc < 0) {
         return NULL;
     }
-    const uint64_t start = (uint64_t)(uintptr_t)view.buf;
-    cqn_region *region = cqn_registered_find(self, start, start + (uint64_t)view.len, access);
+    *start = (uint64_t)(uintptr_t)view.buf;
+    *length = (uint64_t)view.len;
+    cqn_region *region = cqn_registered_find(self, *start, *start + *length, access);
     CQN_UNLOCKED(PyBuffer_Release(&view));
     return region;
 }
@@ -380,40 +382,39 @@ static PyObject *table_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return (PyObject *)self;
 }
 
+/* Returns what `args` ask for, with its offset in the region; NULL, perhaps without an exception.
+ */
+static cqn_region *acquire(PyObject *op, PyObject *args, const char *format, uint64_t *offset)
+{
+    PyObject *buffer;
+    unsigned int access;
+    uint64_t start, length;
+    if (!PyArg_ParseTuple(args, format, &buffer, &access)) {
+        return NULL;
+    }
+    cqn_region *region =
+        cqn_registered_acquire((cqn_registered *)op, buffer, access, &start, &length);
+    *offset = region == NULL ? 0 : start - region->start;
+    return region;
+}
+
 static PyObject *table_acquire(PyObject *op, PyObject *args)
 {
     CQN_LOCKED;
-    PyObject *buffer;
-    unsigned int access;
-    if (!PyArg_ParseTuple(args, "OI:acquire", &buffer, &access)) {
-        return NULL;
-    }
-    cqn_region *region = cqn_registered_acquire((cqn_registered *)op, buffer, access);
+    uint64_t offset;
+    cqn_region *region = acquire(op, args, "OI:acquire", &offset);
     return region == NULL && !PyErr_Occurred() ? Py_NewRef(Py_None) : (PyObject *)region;
 }
 
 static PyObject *table_locate(PyObject *op, PyObject *args)
 {
     CQN_LOCKED;
-    PyObject *buffer;
-    unsigned int access;
-    if (!PyArg_ParseTuple(args, "OI:locate", &buffer, &access)) {
-        return NULL;
+    uint64_t offset;
+    cqn_region *region = acquire(op, args, "OI:locate", &offset);
+    if (region == NULL) {
+        return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
     }
-    Py_buffer view;
-    int rc;
-    CQN_UNLOCKED(
-        rc = PyObject_GetBuffer(buffer, &view, access & WRITES ? PyBUF_WRITABLE : PyBUF_SIMPLE));
-    if (rc < 0) {
-        return NULL;
-    }
-    const uint64_t start = (uint64_t)(uintptr_t)view.buf;
-    cqn_region *region =
-        cqn_registered_find((cqn_registered *)op, start, start + (uint64_t)view.len, access);
-    CQN_UNLOCKED(PyBuffer_Release(&view));
-    return region == NULL
-               ? Py_NewRef(Py_None)
-               : Py_BuildValue("NK", region, (unsigned long long)(start - region->start));
+    return Py_BuildValue("NK", region, (unsigned long long)offset);
 }
 
 static PyObject *table_find(PyObject *op, PyObject *args)

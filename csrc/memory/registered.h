@@ -58,10 +58,11 @@ struct cqn_registered {
 /* Finds the memory of a buffer, and adds a user of it. `access` are flags of ibv_access_flags; the
  * region has all of these, and more only of LOCAL_WRITE and MW_BIND. Returns a new reference, which
  * cqn_registered_release() takes back. NULL: it is not registered, without an exception; or the
- * buffer is not contiguous, or not writable and `access` writes, with one. The device's address is
- * region->mr->iova + (address of the buffer - region->start). The caller holds the lock. Runs other
- * code only in the buffer's own functions. */
-cqn_region *cqn_registered_acquire(cqn_registered *self, PyObject *buffer, unsigned int access);
+ * buffer is not contiguous, or not writable and `access` writes, with one. Otherwise stores where
+ * the buffer is: the device's address is region->mr->iova + (*start - region->start). The caller
+ * holds the lock. Runs other code only in the buffer's own functions. */
+cqn_region *cqn_registered_acquire(cqn_registered *self, PyObject *buffer, unsigned int access,
+                                   uint64_t *start, uint64_t *length);
 
 /* The same for addresses of memory that the caller keeps. Never sets an exception. */
 cqn_region *cqn_registered_find(cqn_registered *self, uint64_t start, uint64_t end,

@@ -417,7 +417,7 @@ async def test_any_frame_is_answered_or_ends_the_connection(ctx: Context) -> Non
 async def test_a_flood_of_opens_whose_answers_nobody_takes_ends_the_connection(
     ctx: Context,
 ) -> None:
-    """The peer has posted no receives. What it costs is bounded: frames, binds and windows."""
+    """The peer has posted no receives. The frames, binds and windows for it are bounded."""
     own = [memory.expose(DATA) for _ in range(wire.TOGETHER)]
     frame = wire.tokens_frame(Kind.OPEN, [one.token for one in own])
     async with raw_client(ctx, receives=0) as (raw, ours):

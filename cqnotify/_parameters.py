@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -13,9 +13,9 @@ T = TypeVar("T")
 
 
 def parameters_of(
-    awaited: Callable[P, Coroutine[Any, Any, object]],
+    awaited: Callable[P, object],
 ) -> Callable[[Callable[..., T]], Callable[P, T]]:
-    """Return a decorator that gives a function the parameters of a coroutine function.
+    """Return a decorator that gives a function the parameters of another one, which is awaited.
 
     The function is called with all of them, as `inspect.Signature.bind` has them. To type checkers,
     and to `help()`, it has the declared signature.
@@ -37,7 +37,7 @@ def parameters_of(
 
 
 def parameters_of_method(
-    awaited: Callable[Concatenate[Any, P], Coroutine[Any, Any, object]],
+    awaited: Callable[Concatenate[Any, P], object],
 ) -> Callable[[Callable[..., T]], Callable[Concatenate[Any, P], T]]:
     """Return the same for a method, whose object is of another class."""
     return parameters_of(awaited)
