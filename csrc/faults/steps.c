@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Writes the steps of the core to the file that CQNOTIFY_STEPS names, followed by the number of the
- * process: a line for each step, in the order of the lock. tests/model/replay.py reads them. A
- * process that is killed leaves its latest lines out; a forked child has a file of its own.
+ * process and one that no earlier process of that number has: a line for each step, in the order of
+ * the lock. tests/model/replay.py reads them. A process that is killed leaves its latest lines out;
+ * a forked child has a file of its own.
  */
 
 #include "base/base.h"
 #include "faults/faults.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -37,8 +39,11 @@ static void flush(void)
 static void open_file(void)
 {
     char path[1024];
-    snprintf(path, sizeof(path), "%s.%d", prefix, (int)getpid());
-    fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    int n = 0;
+    do { /* an earlier process can have had the number */
+        snprintf(path, sizeof(path), "%s.%d.%d", prefix, (int)getpid(), n++);
+        fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    } while (fd < 0 && errno == EEXIST);
 }
 
 static void before_fork(void)

@@ -2,13 +2,12 @@
 """Holds traces of the core against the transitions of the model.
 
 A core that was built with CQNOTIFY_DEBUG=faults writes its steps to the file that the variable
-CQNOTIFY_STEPS names, with the number of the process behind it (csrc/faults/steps.c). The lab builds
-such a core in a folder of its cache, and keeps only what is written there:
+CQNOTIFY_STEPS names, with the number of the process behind it (csrc/faults/steps.c). `./lab test
+--asan` sets the variable for all tests, and runs
 
-    ./lab -e CQNOTIFY_STEPS=FOLDER/build/steps-{shard} test --asan
-    python tests/model/replay.py FOLDER/build/steps-*
+    python tests/model/replay.py FILE...
 
-prints the first step of each process that the model does not allow, and fails if there is one.
+which prints the first step of each process that the model does not allow, and fails if there is one.
 
 This file and cq.pml, tasks.pml and threads.pml state the same rules twice: there as transitions
 with assertions, here as one method for each step. They are kept equal by tests/lab/test_model.py:
