@@ -7,7 +7,8 @@ CQNOTIFY_STEPS names, with the number of the process behind it (csrc/faults/step
 
     python tests/model/replay.py FILE...
 
-which prints the first step of each process that the model does not allow, and fails if there is one.
+which prints the first step of each process that the model does not allow, and fails if there is
+one.
 
 This file and cq.pml, tasks.pml and threads.pml state the same rules twice: there as transitions
 with assertions, here as one method for each step. They are kept equal by tests/lab/test_model.py:
