@@ -238,7 +238,7 @@ def test_each_pip_has_the_lock_of_the_set_up() -> None:
 
 
 def test_suite_runs_in_two_guests_as_one() -> None:
-    # Of two files, each of which takes longer than the other guest's boot.
+    # Which guest takes which file is a matter of time: see test_shards.py.
     files = ["tests/aio/test_aio.py", "tests/aio/test_aio_failures.py"]
     result = lab("test", "-j", "2", "-v", *files, "-k", "no_cpu")
     assert result.returncode == 0, result.stderr.decode()
@@ -248,7 +248,6 @@ def test_suite_runs_in_two_guests_as_one() -> None:
     assert len(re.findall(r"^\[[12]\] \[ *\d+%\] PASSED tests/", output, re.M)) == int(passed[1])
     for guest in "12":
         assert re.search(rf"^\[{guest}\] lab: .*kernel \d", result.stderr.decode(), re.M)
-        assert re.search(rf"^\[{guest}\].*PASSED", output, re.M)
 
 
 def test_what_reads_the_terminal_runs_in_one_guest_as_a_whole() -> None:
