@@ -8,6 +8,8 @@
 #include "base/base.h"
 #include "faults/faults.h"
 
+#undef pthread_mutex_lock
+
 #include <fcntl.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -76,12 +78,8 @@ __attribute__((destructor)) static void end(void)
     pthread_mutex_unlock(&lock);
 }
 
-void cqn_step(const char *name, const void *object, intptr_t a, intptr_t b, intptr_t c)
+static void write_line(const char *name, const void *object, intptr_t a, intptr_t b, intptr_t c)
 {
-    pthread_once(&once, begin);
-    if (prefix == NULL) {
-        return;
-    }
     pthread_mutex_lock(&lock);
     if (fd < 0) {
         open_file();
@@ -93,4 +91,13 @@ void cqn_step(const char *name, const void *object, intptr_t a, intptr_t b, intp
                            (size_t)a, (size_t)b, (size_t)c);
     used += (size_t)n;
     pthread_mutex_unlock(&lock);
+}
+
+void cqn_step(const char *name, const void *object, intptr_t a, intptr_t b, intptr_t c)
+{
+    pthread_once(&once, begin);
+    if (prefix != NULL) {
+        write_line(name, object, a, b, c);
+    }
+    cqn_schedule_moment(name);
 }
