@@ -280,7 +280,9 @@ int cqn_close(cqn_object *self, bool cascade)
     PyObject *interrupt = NULL;
     if (self->kind->before_cascade != NULL && self->handle != NULL && cascade &&
         !cqn_forked(self) && !cqn_is_ending()) {
+        self->closing++; /* other threads use nothing of it meanwhile */
         self->kind->before_cascade(self);
+        self->closing--;
     }
     int rc = close_with(self, cascade, &interrupt);
     return interrupt != NULL ? cqn_raise_interrupt(interrupt) : rc;

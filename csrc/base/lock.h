@@ -208,7 +208,12 @@ static inline void cqn_end_section(cqn_section *self)
 #define CQN_HALF_LOCKED(object) ((void)0)
 #define CQN_LOCK_ALL(object) true
 #define CQN_HOLDS_ALL true
-#define CQN_UNLOCKED(call) (call)
+#define CQN_UNLOCKED(call)     \
+    do {                       \
+        CQN_PLACE("calls");    \
+        call;                  \
+        CQN_PLACE("returned"); \
+    } while (0)
 static inline int cqn_lock_init(void)
 {
     return 0;

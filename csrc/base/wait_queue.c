@@ -91,8 +91,10 @@ static void signal_waiter(cqn_waiter *waiter)
 {
     uint64_t one = 1;
     waiter->signalled = true;
+    CQN_MOMENT("wakes");
     ssize_t n = write(waiter->wake_fd, &one, sizeof(one));
     (void)n; /* a full counter is readable anyway */
+    CQN_MOMENT("woken");
 }
 
 /* Makes the eventfd unreadable, so the next ppoll(2) sleeps. */
@@ -207,6 +209,7 @@ static int poll_until(struct pollfd *fds, nfds_t n, int64_t deadline)
 static bool must_check(const cqn_waiter *waiter)
 {
     clear_signal(waiter);
+    CQN_MOMENT("cleared");
     return atomic_load(&waiter->must_check);
 }
 

@@ -73,6 +73,7 @@ static void run_before(void)
 
 void cqn_place(const char *name)
 {
+    cqn_schedule_place(name);
     if (before != NULL && strcmp(name, before_name) == 0) {
         PyObject *pending = PyErr_Occurred() ? cqn_take_exception() : NULL;
         CQN_UNLOCKED(run_before());
@@ -84,6 +85,7 @@ void cqn_place(const char *name)
 
 bool cqn_fault(const char *call)
 {
+    cqn_schedule_moment(call);
     /* A spinning thread makes its calls without the GIL. */
     if (PyGILState_Check() && before != NULL && strcmp(call, before_name) == 0) {
         run_before();

@@ -11,6 +11,7 @@
  *   fake_memory.c         the memory of that device
  *   engine_invariants.c   the invariants of an engine between the steps of its tasks
  *   steps.c               the steps of the core, written to a file for tests/model
+ *   schedule.c            which thread goes on, decided by a seed
  *   methods.c             the methods for tests
  *   gcov_dump.c           for CQNOTIFY_DEBUG=coverage: writes the counts of gcov
  */
@@ -26,6 +27,9 @@
 /* Runs the test's code at a point where the lock was just released. */
 #define CQN_PLACE(name) cqn_place(name)
 
+/* A moment in which threads that are without the GIL, and the device, may go on. */
+#define CQN_MOMENT(name) cqn_schedule_moment(name)
+
 /* Whether this call is the one to fail. */
 #define CQN_FAILS(call) cqn_fault(call)
 
@@ -37,11 +41,12 @@
 #define CQN_CHECK_ENGINE(engine) cqn_assert_engine(engine)
 
 /* Adds the methods for tests. Returns -1 with an exception. */
-#define CQN_ADD_FAULT_METHODS(module) PyModule_AddFunctions(module, cqn_fault_methods)
+#define CQN_ADD_FAULT_METHODS(module) cqn_add_fault_methods(module)
 
 #else
 
 #define CQN_PLACE(name) ((void)0)
+#define CQN_MOMENT(name) ((void)0)
 #define CQN_FAILS(call) false
 #define CQN_STEP(name, object, a, b, c) ((void)0)
 #define CQN_CHECK_ENGINE(engine) ((void)0)

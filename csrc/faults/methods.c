@@ -6,7 +6,7 @@
 #include "faults/faults.h"
 #include "faults/features.h"
 
-PyMethodDef cqn_fault_methods[] = {
+static PyMethodDef fault_methods[] = {
     {"fail_call", cqn_fail_call, METH_VARARGS,
      "fail_call(n, errno=ENOMEM, hold=False, minus_1=False): the n-th call from now fails; 0: "
      "none. "
@@ -51,3 +51,9 @@ PyMethodDef cqn_fault_methods[] = {
      "live_handles(): how many handles of the device there are."},
     {NULL, NULL, 0, NULL},
 };
+
+int cqn_add_fault_methods(PyObject *module)
+{
+    const int rc = PyModule_AddFunctions(module, fault_methods);
+    return rc < 0 ? rc : PyModule_AddFunctions(module, cqn_schedule_methods);
+}

@@ -25,6 +25,7 @@
 
 #include "faults/fake_device.h"
 #include "faults/features.h"
+#include "faults/schedule.h"
 
 /* Methods of the module with which tests select what fails, and all others for tests. */
 PyObject *cqn_fail_call(PyObject *module, PyObject *args);
@@ -35,7 +36,7 @@ PyObject *cqn_failed(PyObject *module, PyObject *unused);
 PyObject *cqn_held(PyObject *module, PyObject *unused);
 PyObject *cqn_pretend_fork(PyObject *module, PyObject *args);
 PyObject *cqn_live_handles(PyObject *module, PyObject *unused);
-extern PyMethodDef cqn_fault_methods[];
+int cqn_add_fault_methods(PyObject *module);
 
 void cqn_place(const char *name);
 
@@ -111,7 +112,9 @@ void cqn_ack_async_event_unless_injected(struct ibv_async_event *event);
     cqn_handle_destroyed(cqn_fault("ibv_dealloc_pd") ? cqn_fault_errno() : cqn_fake_dealloc_pd(__VA_ARGS__))
 #define ibv_dereg_mr(...) cqn_handle_destroyed(ERROR_OR(ibv_dereg_mr, __VA_ARGS__))
 #define ibv_destroy_comp_channel(...) cqn_handle_destroyed(ERROR_OR(ibv_destroy_comp_channel, __VA_ARGS__))
-#define ibv_destroy_cq(...) cqn_handle_destroyed(ERROR_OR(ibv_destroy_cq, __VA_ARGS__))
+#define ibv_destroy_cq(...) \
+    cqn_handle_destroyed(cqn_fault("ibv_destroy_cq") ? cqn_fault_errno() : cqn_schedule_destroy_cq(__VA_ARGS__))
+#define ibv_ack_cq_events(...) (cqn_schedule_moment("ibv_ack_cq_events"), ibv_ack_cq_events(__VA_ARGS__))
 #define ibv_destroy_srq(...) \
     cqn_handle_destroyed(cqn_fault("ibv_destroy_srq") ? cqn_fault_errno() : cqn_fake_destroy_srq(__VA_ARGS__))
 #define ibv_destroy_qp(...) \
@@ -197,9 +200,9 @@ void cqn_ack_async_event_unless_injected(struct ibv_async_event *event);
 #define eventfd(...) MINUS_1_OR(eventfd, __VA_ARGS__)
 #define epoll_create1(...) MINUS_1_OR(epoll_create1, __VA_ARGS__)
 #define epoll_ctl(...) MINUS_1_OR(epoll_ctl, __VA_ARGS__)
-#define epoll_wait(...) MINUS_1_OR(epoll_wait, __VA_ARGS__)
+#define epoll_wait(...) (cqn_fault("epoll_wait") ? -1 : cqn_schedule_epoll_wait(__VA_ARGS__))
 #define fcntl(...) MINUS_1_OR(fcntl, __VA_ARGS__)
-#define ppoll(...) MINUS_1_OR(ppoll, __VA_ARGS__)
+#define ppoll(fds, n, timeout, unused) (cqn_fault("ppoll") ? -1 : cqn_schedule_ppoll(fds, n, timeout))
 #define madvise(...) MINUS_1_OR(madvise, __VA_ARGS__)
 #define mmap(...) (cqn_fault("mmap") ? MAP_FAILED : mmap(__VA_ARGS__))
 /* clang-format on */

@@ -9,6 +9,8 @@
 #include "base/base.h"
 #include "faults/faults.h"
 
+#undef pthread_mutex_lock
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -81,12 +83,8 @@ __attribute__((destructor)) static void end(void)
     pthread_mutex_unlock(&lock);
 }
 
-void cqn_step(const char *name, const void *object, intptr_t a, intptr_t b, intptr_t c)
+static void write_line(const char *name, const void *object, intptr_t a, intptr_t b, intptr_t c)
 {
-    pthread_once(&once, begin);
-    if (prefix == NULL) {
-        return;
-    }
     pthread_mutex_lock(&lock);
     if (fd < 0) {
         open_file();
@@ -98,4 +96,13 @@ void cqn_step(const char *name, const void *object, intptr_t a, intptr_t b, intp
                            (size_t)a, (size_t)b, (size_t)c);
     used += (size_t)n;
     pthread_mutex_unlock(&lock);
+}
+
+void cqn_step(const char *name, const void *object, intptr_t a, intptr_t b, intptr_t c)
+{
+    pthread_once(&once, begin);
+    if (prefix != NULL) {
+        write_line(name, object, a, b, c);
+    }
+    cqn_schedule_moment(name);
 }

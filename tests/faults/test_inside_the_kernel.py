@@ -88,6 +88,17 @@ def test_a_context_that_is_closed_while_a_call_is_in_the_kernel_waits_for_it(
     assert core.live_handles() == 1  # that of the fixture
 
 
+def test_nothing_is_posted_while_a_context_that_is_closed_resets_its_qps(w: World) -> None:
+    """A QP whose send waits for a receive is reset first of all."""
+    w.qp.post_send(w.mr[:8])
+    with inside("ibv_modify_qp", w.ctx.close) as closer:
+        assert w.ctx.closed
+        for call in (lambda: w.qp.post_send(w.mr[:8]), w.qp.query, lambda: PD(w.ctx)):
+            with pytest.raises(ClosedError):
+                call()
+    closer.join()
+
+
 # What is made of what: the verb, the parent and the child.
 CHILDREN: list[tuple[str, Callable[[World], Any], Callable[[World, Any], Any]]] = [
     ("ibv_create_cq", lambda w: CompletionChannel(w.ctx), lambda w, ch: CQ(w.ctx, 4, channel=ch)),
