@@ -86,7 +86,7 @@ class Branch:
         link = Numbered(self.node, conn, conn.peer[0])
         while True:
             try:
-                facts, data = await link.recv(None)
+                facts, data = await link.recv(timeouts=(None,))
             except EOFError:
                 return
             if data != data_of(facts["id"]):
@@ -141,5 +141,3 @@ def judge(record: list[dict[str, Any]], hosts: int) -> list[str]:
             if peer != number and not final["calm"].get(str(peer))
         ]
     return found
-
-

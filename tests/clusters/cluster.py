@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import functools
 import hashlib
 import importlib
 import json
+import multiprocessing
 import resource
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -51,7 +54,8 @@ class Outcome:
         errors = sum(event["what"] == "error" for event in self.record)
         return (
             f"seed {self.seed}: {self.workload}, {len(self.faults)} faults, {errors} errors, "
-            f"{self.frames} frames, {self.virtual:.0f} s in {self.wall:.0f} s ({self.cpu:.0f} of CPU), trace {self.trace}: "
+            f"{self.frames} frames, {self.virtual:.0f} s in {self.wall:.0f} s "
+            f"({self.cpu:.0f} of CPU), trace {self.trace}: "
             + (f"{len(self.wrong)} WRONG" if self.wrong else "right")
         )
 
@@ -210,3 +214,17 @@ def excused(faulty: list[Fault], told: dict[str, Any]) -> bool:
 
 def run(cache: Path, seed: int, workload: str, faulty: list[Fault], plant: str = "") -> Outcome:
     return Run(cache, seed, workload, faulty, plant).go()
+
+
+def workload_of(seed: int) -> str:
+    return WORKLOADS[seed % len(WORKLOADS)]
+
+
+def end_with_parent() -> None:
+    vm.libc.prctl(vm.PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def processes(jobs: int) -> concurrent.futures.Executor:
+    """For run(), which takes a process: a kernel ends with the thread that has started it."""
+    context = multiprocessing.get_context("spawn")
+    return concurrent.futures.ProcessPoolExecutor(jobs, context, end_with_parent)

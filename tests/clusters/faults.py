@@ -69,7 +69,7 @@ class Fault:
         return [
             other
             for other in dict.fromkeys(others)
-            if (len(str(other)), other.lasts) < mine and 0 < other.lasts and BEGIN <= other.at
+            if (len(str(other)), other.lasts) < mine and other.lasts > 0 and other.at >= BEGIN
         ]
 
 

@@ -21,7 +21,7 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.records = list(self._read())
-        self.file = open(path, "ab")
+        self.file = open(path, "ab")  # noqa: SIM115
         self.file.truncate(sum(size for _, _, size in self.records))  # a torn one is none
         self._commit: asyncio.Task[None] | None = None
 

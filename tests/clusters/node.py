@@ -38,7 +38,9 @@ QUIET = faults.END + 15  # from now on every operation succeeds
 STOP = QUIET + 10  # nothing new begins
 CLOSE = STOP + 5  # the processes end
 DISK = Path("/disk")
-KEPT = collections.Counter(["/dev/infiniband/uverbs0", "anon_inode:[infinibandevent]"])  # librdmacm's
+KEPT = collections.Counter(
+    ["/dev/infiniband/uverbs0", "anon_inode:[infinibandevent]"]
+)  # librdmacm's
 EXPECTED = (OSError, TimeoutError)  # cqnotify's errors of connections and transfers are OSErrors
 
 
@@ -75,6 +77,8 @@ class Node:
         )
         try:
             yield
+        except messages.PeerClosedError:
+            raise
         except EXPECTED as error:
             text = f"{type(error).__module__}.{type(error).__qualname__}: {error}"
             say("error", op=name, error=text, begun=round(begun, 3), took=round(now() - begun, 3))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import random
@@ -38,14 +39,13 @@ class Numbered:
         async with self.node.operation(f"send to {self.peer}", 9 if timeout else REPLY):
             await self.conn.send(head, data, timeout=timeout)
 
-    async def recv(self, bound: float | None = REPLY) -> tuple[dict[str, Any], Any]:
-        """`bound`: None if the peer may have nothing to say."""
-        if bound is None:
-            head, data = await self.conn.recv()
-        else:
-            timeout = self.node.chance.choice((None, 8))
-            async with self.node.operation(f"recv from {self.peer}", 9 if timeout else bound):
-                head, data = await self.conn.recv(timeout=timeout)
+    async def recv(
+        self, bound: float = REPLY, timeouts: tuple[float | None, ...] = (None, 8)
+    ) -> tuple[dict[str, Any], Any]:
+        """The peer has something to say within the bound, or is known to be gone."""
+        timeout = self.node.chance.choice(timeouts)
+        async with self.node.operation(f"recv from {self.peer}", 9 if timeout else bound):
+            head, data = await self.conn.recv(timeout=timeout)
         facts = json.loads(bytes(head))
         if facts["n"] != self.received:
             say("violation", text=f"message {facts['n']} from {self.peer}, not {self.received}")
@@ -56,10 +56,8 @@ class Numbered:
 
     async def close(self) -> None:
         async with self.node.operation(f"close {self.peer}", 4):
-            try:
+            with contextlib.suppress(OSError):  # it is lost, or its peer does not read: over it is
                 await self.conn.aclose(3)
-            except OSError:  # it is lost, or its peer does not read: over it is
-                pass
 
     def abort(self) -> None:
         self.conn.abort()

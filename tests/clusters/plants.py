@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
+
+from cqnotify import messages
 
 NAMES = {
     "": "none",
@@ -15,19 +18,14 @@ NAMES = {
 
 def put_in(name: str) -> None:
     """Into the library; a bug of a workload is the workload's to look up."""
-    from cqnotify import messages
-
-    connection: Any = messages.Connection
     if name == "no-keepalive":
-        messages.ConnectionOptions.keepalive = property(  # type: ignore[assignment, method-assign]
-            lambda self: None, lambda self, value: None
-        )
+        options: Any = messages.ConnectionOptions
+        options.__post_init__ = lambda self: object.__setattr__(self, "keepalive", None)
     if name == "lost-message":
+        connection: Any = messages.Connection
         recv = connection.recv
 
         async def forgetful(self: Any, **options: Any) -> Any:
-            import time
-
             begun = time.monotonic()
             frames = await recv(self, **options)
             if time.monotonic() - begun > 1:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Clusters under faults that a seed chooses, in virtual time.
 
-    python tests/clusters/run.py --seeds 20                  # seeds 0 to 19
-    python tests/clusters/run.py --first 17 --record         # seed 17 again, and all that it told
-    python tests/clusters/run.py --first 17 --shrink         # the shortest list of faults that fails
-    python tests/clusters/run.py --first 17 --faults FILE    # with other faults than the seed's
+python tests/clusters/run.py --seeds 20                  # seeds 0 to 19
+python tests/clusters/run.py --first 17 --record         # seed 17 again, and all that it told
+python tests/clusters/run.py --first 17 --shrink         # the shortest list of faults that fails
+python tests/clusters/run.py --first 17 --faults FILE    # with other faults than the seed's
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import collections
 import concurrent.futures
 import importlib.util
 import json
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -44,13 +43,15 @@ def in_environment() -> None:
     """Of the lab, which has the built package, numpy and distributed."""
     if importlib.util.find_spec("distributed"):
         return
-    built = subprocess.run([PROJECT / "lab", "build"], check=True, stdout=subprocess.PIPE, text=True)
+    built = subprocess.run(
+        [PROJECT / "lab", "build"], check=True, stdout=subprocess.PIPE, text=True
+    )
     python = Path(built.stdout.split()[-1], "bin/python")
     os.execv(python, [str(python), "-B", *sys.argv])
 
 
 def main() -> int:
-    from cluster import WORKLOADS, Outcome, run
+    from cluster import Outcome, processes, run, workload_of
     from faults import Fault, draw, parse, text
     from lab_runs import CACHE
 
@@ -60,16 +61,19 @@ def main() -> int:
     def faults_of(seed: int) -> list[Fault]:
         return draw(seed) if given is None else given
 
-    def workload_of(seed: int) -> str:
-        return options.workload or WORKLOADS[seed % len(WORKLOADS)]
-
     failed: list[Outcome] = []
     counts: collections.Counter[str] = collections.Counter()
-    context = multiprocessing.get_context("spawn")  # the lab's kernels end with their parent
-    with concurrent.futures.ProcessPoolExecutor(options.jobs, context) as pool:
+    with processes(options.jobs) as pool:
         seeds = range(options.first, options.first + options.seeds)
         runs = [
-            pool.submit(run, CACHE, seed, workload_of(seed), faults_of(seed), options.plant)
+            pool.submit(
+                run,
+                CACHE,
+                seed,
+                options.workload or workload_of(seed),
+                faults_of(seed),
+                options.plant,
+            )
             for seed in seeds
         ]
         for each in concurrent.futures.as_completed(runs):
@@ -97,6 +101,7 @@ def show(outcome: Any, record: bool) -> None:
 
 def shrunk(cache: Path, outcome: Any, plant: str) -> list[Any]:
     from cluster import run
+    from faults import Fault
     from shrink import shrink
 
     def fails(faults: list[Any]) -> bool:
@@ -104,7 +109,7 @@ def shrunk(cache: Path, outcome: Any, plant: str) -> list[Any]:
         print(f"# {len(faults)} faults: {again.wrong[:1] or 'right'}", flush=True)
         return bool(again.wrong)
 
-    return shrink(outcome.faults, fails)
+    return shrink(outcome.faults, fails, Fault.simpler)
 
 
 if __name__ == "__main__":

@@ -8,15 +8,9 @@ and none of its faults can be left out. That it is the shortest of all cannot be
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
-
-
-class Simpler(Protocol):
-    def simpler(self) -> list[S]: ...  # type: ignore[misc]
-
+from typing import TypeVar
 
 T = TypeVar("T")
-S = TypeVar("S", bound="Simpler")
 Fails = Callable[[list[T]], bool]
 
 
@@ -40,7 +34,7 @@ def ddmin(items: Sequence[T], fails: Fails[T]) -> list[T]:
     while len(left) >= 2:
         size = -(-len(left) // parts)
         chunks = [left[i : i + size] for i in range(0, len(left), size)]
-        others = [sum(chunks[:i] + chunks[i + 1 :], []) for i in range(len(chunks))]
+        others = [left[:i] + left[i + size :] for i in range(0, len(left), size)]
         found = next((chunk for chunk in chunks if fails(chunk)), None)
         if found is not None:
             left, parts = found, 2
@@ -55,14 +49,14 @@ def ddmin(items: Sequence[T], fails: Fails[T]) -> list[T]:
     return left
 
 
-def simplify(items: Sequence[S], fails: Fails[S]) -> list[S]:
-    """Replace each item by a simpler one, as long as the list fails."""
+def simplify(items: Sequence[T], fails: Fails[T], simpler: Callable[[T], list[T]]) -> list[T]:
+    """Replace items by simpler ones, the first that `simpler` names, as long as the list fails."""
     left = list(items)
     changed = True
     while changed:
         changed = False
         for at, item in enumerate(left):
-            for other in item.simpler():
+            for other in simpler(item):
                 tried = [*left[:at], other, *left[at + 1 :]]
                 if fails(tried):
                     left, changed = tried, True
@@ -70,6 +64,6 @@ def simplify(items: Sequence[S], fails: Fails[S]) -> list[S]:
     return left
 
 
-def shrink(items: Sequence[S], fails: Fails[S]) -> list[S]:
+def shrink(items: Sequence[T], fails: Fails[T], simpler: Callable[[T], list[T]]) -> list[T]:
     ask = remembered(fails)
-    return simplify(ddmin(items, ask), ask)
+    return simplify(ddmin(items, ask), ask, simpler)
