@@ -169,6 +169,10 @@ def run_child(workload: Any, node: Node) -> int:
         say("violation", text=traceback.format_exc())
         return 1
     gc.collect()
+    for thing in gc.get_objects():
+        if isinstance(thing, messages.Connection) and not thing.closed:
+            say("violation", text=f"a connection is left: {thing!r}")
+    time.sleep(0.5)  # for threads that are told to end
     for thread in threading.enumerate():
         if thread is not threading.main_thread() and thread.name.startswith("cqnotify"):
             say("violation", text=f"a thread is left: {thread.name}")
