@@ -91,9 +91,9 @@ class Branch:
                 return
             if data != data_of(facts["id"]):
                 say("violation", text=f"the data of {facts['id']} are others")
+            if self.node.plant == "early-ack":
+                await link.send({"id": facts["id"]})
             if facts["id"] not in self.booked:
-                if self.node.plant == "early-ack":
-                    await link.send({"id": facts["id"]})
                 self.write({"do": "book", "id": facts["id"], "amount": facts["amount"]})
             await self.journal.commit()
             if self.node.plant != "early-ack":
