@@ -105,7 +105,7 @@ async def main(node: Node) -> None:
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(node.serve(PORT, branch.book))
         for peer in node.peers:
-            tasks.create_task(node.repeat(f"pay {peer}", lambda peer=peer: branch.pay(peer)))
+            tasks.create_task(node.repeat(lambda peer=peer: branch.pay(peer)))
     say(
         "final",
         balance=branch.balance,

@@ -82,7 +82,7 @@ async def head(node: Node) -> None:
                 await asyncio.sleep(node.chance.random() * PAUSE)
 
     async with Scheduler(host="10.99.0.1", port=PORT, protocol="rdma://", dashboard=False):
-        await node.repeat("compute", computations)
+        await node.repeat(computations)
         await node.until(CLOSE - 2)
 
 
@@ -103,7 +103,7 @@ async def main(node: Node) -> None:
         if node.number == 1:
             await head(node)
         else:
-            await node.repeat("work", lambda: work(node))
+            await node.repeat(lambda: work(node))
     say("final")
 
 

@@ -31,7 +31,7 @@ from typing import Any
 import faults
 import plants
 
-from cqnotify import cm, memory, messages
+from cqnotify import _registered, memory, messages
 
 EPOCH = 1_800_000_000  # when the cluster's time begins
 QUIET = faults.END + 15  # from now on every operation succeeds
@@ -94,7 +94,7 @@ class Node:
             options = messages.ConnectionOptions(keepalive=4)
             return await messages.connect(f"10.99.0.{peer}", port, timeout=5, options=options)
 
-    async def repeat(self, name: str, once: Callable[[], Awaitable[None]]) -> None:
+    async def repeat(self, once: Callable[[], Awaitable[None]]) -> None:
         """Again and again until STOP; after an error, which faults may cause, a moment later."""
         while now() < STOP:
             try:
@@ -172,6 +172,8 @@ def run_child(workload: Any, node: Node) -> int:
     for thing in gc.get_objects():
         if isinstance(thing, messages.Connection) and not thing.closed:
             say("violation", text=f"a connection is left: {thing!r}")
+    for device in _registered.Device.all():
+        say("violation", text=f"{device.name} is left open, with {device.default_pool.stats}")
     time.sleep(0.5)  # for threads that are told to end
     for thread in threading.enumerate():
         if thread is not threading.main_thread() and thread.name.startswith("cqnotify"):
@@ -270,5 +272,4 @@ class Keeper:
 
 
 if __name__ == "__main__":
-    assert cm
     sys.exit(Keeper(sys.argv[1:]).run())

@@ -203,12 +203,12 @@ async def write(log: Log) -> None:
 async def main(node: Node) -> None:
     log = Log(node)
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(node.repeat("write", lambda: write(log)))
+        tasks.create_task(node.repeat(lambda: write(log)))
         if node.number == LEADER:
             leader = Leader(log)
             tasks.create_task(node.serve(PORT, leader.serve))
         else:
-            tasks.create_task(node.repeat("follow", lambda: follow(log)))
+            tasks.create_task(node.repeat(lambda: follow(log)))
     entries = [[name, digest(data)] for name, data in log.entries]
     say("final", entries=entries, calm=log.calm)
     log.journal.close()

@@ -28,6 +28,7 @@ from numbered import data_of, digest  # noqa: E402
 from shrink import ddmin, remembered, shrink, simplify  # noqa: E402
 
 JOBS = 2
+SEEDS = 20
 
 
 # ---- the shrinker ------------------------------------------------------------------------------
@@ -274,19 +275,29 @@ def check(outcomes: Sequence[cluster.Outcome]) -> None:
     )
 
 
-@built
-@pytest.mark.parametrize(
-    "seeds", [range(20), pytest.param(range(20, 220), marks=pytest.mark.release)], ids=str
-)
-def test_whatever_fails_the_clusters_are_right(seeds: range) -> None:
-    check(runs(seeds))
+@pytest.fixture(scope="module")
+def some() -> list[cluster.Outcome]:
+    """Twenty seeds, and the first of each workload again."""
+    return runs([*range(SEEDS), *range(len(cluster.WORKLOADS))])
 
 
 @built
-@pytest.mark.parametrize("seed", range(len(cluster.WORKLOADS)))
-def test_the_same_seed_makes_the_same_run(seed: int) -> None:
+def test_whatever_fails_the_clusters_are_right(some: list[cluster.Outcome]) -> None:
+    check(some)
+
+
+@built
+def test_the_same_seed_makes_the_same_run(some: list[cluster.Outcome]) -> None:
     """To the nanosecond of each frame."""
-    first, again = runs([seed, seed])
-    assert len(first.record) > 10
-    assert first.record == again.record
-    assert (first.trace, first.frames) == (again.trace, again.frames)
+    for again in some[SEEDS:]:
+        first = some[again.seed]
+        assert first.workload == again.workload
+        assert len(first.record) > 10
+        assert first.record == again.record
+        assert (first.trace, first.frames) == (again.trace, again.frames)
+
+
+@built
+@pytest.mark.release
+def test_more_seeds_are_right() -> None:
+    check(runs(range(SEEDS, 10 * SEEDS)))
