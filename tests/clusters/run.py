@@ -5,6 +5,20 @@ python tests/clusters/run.py --seeds 20                  # seeds 0 to 19
 python tests/clusters/run.py --first 17 --record         # seed 17 again, and all that it told
 python tests/clusters/run.py --first 17 --shrink         # the shortest list of faults that fails
 python tests/clusters/run.py --first 17 --faults FILE    # with other faults than the seed's
+
+The files, on this machine:
+    cluster.py          a run: hosts in virtual time, the faults of power and network, the record
+    faults.py           faults: drawn by a seed, written and read as text
+    shrink.py           the shortest list of them with which a run fails
+and on each host:
+    node.py             keeps the workload's process alive, kills and stops it, finds what it leaves
+    bank.py, replicated_log.py, dask_sum.py     the workloads, each with the judge of its record
+    numbered.py         messages that are numbered
+    journal.py          a file that survives when the host loses its power
+    plants.py           bugs that are planted to see that they are found
+
+A seed boots hosts of its own, and repeats exactly: the same frames at the same nanosecond. With
+another list of faults, or with other sources, it is another run.
 """
 
 from __future__ import annotations
