@@ -12,7 +12,7 @@ NAMES = {
     "": "none",
     "early-ack": "the bank acknowledges a transfer before it is on the disk",
     "no-keepalive": "messages forgets the keepalive of a connection",
-    "lost-message": "messages loses a message that arrives after a second of silence",
+    "lost-message": "messages loses a message that arrives after four seconds of silence",
 }
 
 
@@ -28,7 +28,7 @@ def put_in(name: str) -> None:
         async def forgetful(self: Any, **options: Any) -> Any:
             begun = time.monotonic()
             frames = await recv(self, **options)
-            if time.monotonic() - begun > 1:
+            if time.monotonic() - begun > 4:
                 frames = await recv(self, **options)
             return frames
 

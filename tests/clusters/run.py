@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 PROJECT = Path(__file__).resolve().parents[2]
+MOST = 10  # lines of what is wrong, without --record
 sys.path[:0] = [str(PROJECT), str(PROJECT / "tests/lab")]
 
 
@@ -68,8 +69,11 @@ def main() -> int:
     from cluster import Outcome, processes, run, workload_of
     from faults import Fault, draw, parse, text
     from lab_runs import CACHE
+    from plants import NAMES
 
     options = parse_words()
+    if options.plant not in NAMES:
+        raise SystemExit(f"--plant wants one of {', '.join(filter(None, NAMES))}")
     given = parse(options.faults.read_text()) if options.faults else None
 
     def faults_of(seed: int) -> list[Fault]:
@@ -110,7 +114,8 @@ def show(outcome: Any, record: bool) -> None:
         print(outcome.said, end="")
     if outcome.wrong or record:
         print("".join(f"    {fault}\n" for fault in outcome.faults), end="")
-        print("".join(f"  ! {line}\n" for line in outcome.wrong), end="", flush=True)
+        shown = outcome.wrong if record else outcome.wrong[:MOST]
+        print("".join(f"  ! {line}\n" for line in shown), end="", flush=True)
 
 
 def shrunk(cache: Path, outcome: Any, plant: str) -> list[Any]:
