@@ -63,7 +63,7 @@ set_hypothesis_home_dir(Path(tempfile.gettempdir()) / f"cqnotify-hypothesis-{os.
 
 # What only a debug build can do is not part of the suite of an ordinary one.
 FAULTS = hasattr(_core, "fail_call")
-collect_ignore = [] if FAULTS else ["faults", "model"]
+collect_ignore = [] if FAULTS else ["faults", "model", "schedules"]
 
 
 def pytest_report_header() -> str:

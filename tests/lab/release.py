@@ -57,6 +57,10 @@ def steps() -> dict[str, list[str]]:
         "refleak": ["./lab", "test", "--refleak", "-q"],
         "clock": ["./lab", "test", "-j", "1", "-q", "-m", "clock"],
         "instructions": ["./lab", "--icount", "test", "-q", "-m", "clock", *COUNTED],
+        "schedules": [
+            *["./lab", "--timeout", "36000", "test", "--asan", "-q", "-m", "soak"],
+            "tests/schedules",
+        ],
         "soak": ["./lab", "--timeout", "14400", "test", "-q", "-m", "soak"],
     }
     # What is not found here, the lab builds.
