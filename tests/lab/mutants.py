@@ -26,7 +26,7 @@ import sysconfig
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +185,7 @@ class Report:
     failed: list[str]
     seconds: float
     reached: list[int]
+    passes_without: bool = False
 
 
 class Guest:
@@ -249,6 +250,40 @@ class Guest:
             self.process.wait()
 
 
+class Kept:
+    """What each test reached, for the next run with the same core and the same file of tests."""
+
+    def __init__(self, copy: Path, core: Path) -> None:
+        self.path = copy / ".reached.json"
+        self.copy = copy
+        shared = [
+            path
+            for folder in ("cqnotify", "tests")
+            for path in sorted((copy / folder).rglob("*.py"))
+            if not path.name.startswith("test_") and "tests/lab/" not in str(path)
+        ]
+        self.common = fingerprint(core.read_bytes(), *(path.read_bytes() for path in shared))
+        found = json.loads(self.path.read_text()) if self.path.exists() else {}
+        self.reports = {
+            told["test"]: Report(**told)
+            for file, (key, tests) in found.items()
+            if key == self.key(file)
+            for told in tests
+        }
+
+    def key(self, file: str) -> str:
+        path = self.copy / file
+        return fingerprint(self.common.encode(), path.read_bytes() if path.exists() else b"")
+
+    def write(self, reports: list[Report]) -> None:
+        files: dict[str, list[Any]] = collections.defaultdict(list)
+        known = self.reports | {report.test: report for report in reports}
+        for test, report in known.items():
+            files[test.partition("::")[0]].append(asdict(report))
+        table = {file: (self.key(file), tests) for file, tests in files.items()}
+        self.path.write_text(json.dumps(table))
+
+
 @dataclass
 class Run:
     """What is known of the tests, and what they found."""
@@ -307,9 +342,21 @@ class Run:
 
     # ---- without a mutant
 
-    def learn(self, tests: list[str], by_import: set[int]) -> None:
+    def learn(self, tests: list[str], by_import: set[int], kept: Kept) -> None:
+        """Of the files of tests that have not changed it is known from the last run."""
         self.by_import = by_import
-        self.work(lots(tests), self.learn_lot)
+        left = []
+        for test in tests:
+            if (before := kept.reports.get(test)) is not None:
+                self.learned(before)
+            else:
+                left.append(test)
+        self.work(lots(left), self.learn_lot)
+        reaching: dict[str, list[int]] = collections.defaultdict(list)
+        for number, reached_by in self.reaching.items():
+            for test in reached_by:
+                reaching[test].append(number)
+        kept.write([Report(test, [], took, reaching[test]) for test, took in self.seconds.items()])
 
     def learn_lot(self, guest: Guest, lot: list[str], tried: int) -> None:
         left = list(lot)
@@ -375,7 +422,7 @@ class Run:
             assert last is not None
             if not last.failed:
                 break
-            if fresh:
+            if fresh or last.passes_without:
                 return self.found(number, last.test, last.failed[0])
             (without,) = guest.run([last.test], seconds=seconds)
             if not without.failed:
@@ -432,17 +479,11 @@ def sources() -> list[str]:
 def select_mutants(options: argparse.Namespace, core: Core | None) -> dict[int, Mutant]:
     """Known ones have the numbers from 1 on; generated ones those behind, for ever the same as long
     as the core is."""
-    table = known(PROJECT, options.table)
-    files = [file for file in sources() if re.search(options.only, file)]
-    mutants = {
-        number: mutant
-        for number, mutant in enumerate(table, 1)
-        if re.search(options.only, f"{mutant.file} {mutant.name}")
-    }
+    mutants = dict(enumerate(known(PROJECT, options.table), 1))
     refused: set[Any] = set()
     while True:
-        generated = chosen(PROJECT, files, options.count, options.seed, frozenset(refused))
-        candidate = mutants | dict(enumerate(generated, len(table) + 1))
+        generated = chosen(PROJECT, sources(), options.count, options.seed, frozenset(refused))
+        candidate = mutants | dict(enumerate(generated, len(mutants) + 1))
         before = dict(candidate)
         if core is None:
             return candidate
@@ -514,7 +555,7 @@ def parse(words: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--seed", type=int, default=1, help="which ones (1)")
     parser.add_argument(
-        "--only", default="", metavar="REGEX", help="of these files, or known names"
+        "--only", default="", metavar="REGEX", help="run those whose report has this"
     )
     parser.add_argument("--tests", action="append", metavar="PATH", help="run no other tests")
     parser.add_argument("--table", type=Path, default=TABLE, help="the known ones (mutants.txt)")
@@ -552,16 +593,17 @@ def main() -> int:
     except TableError as error:
         say(f"mutants: {error}")
         return 2
-    core.link()
+    linked = core.link()
     for observer in PROJECT.glob("cqnotify/_observer*.so"):
         shutil.copy(observer, options.copy / "cqnotify")
     say(f"{len(mutants)} mutants are planted ({time.monotonic() - began:.0f} s)")
-    return run_all(options, driver, mutants, why, began)
+    return run_all(options, driver, linked, mutants, why, began)
 
 
 def run_all(
     options: argparse.Namespace,
     driver: list[str],
+    core: Path,
     mutants: dict[int, Mutant],
     why: dict[Any, str],
     began: float,
@@ -575,9 +617,12 @@ def run_all(
     LOG.unlink(missing_ok=True)
     first = Guest(run.command)
     first.end()
-    run.learn(first.tests, first.reached_by_import)
+    run.learn(first.tests, first.reached_by_import, Kept(options.copy, core))
     say(f"{len(first.tests)} tests ran without a mutant ({time.monotonic() - began:.0f} s)")
-    run.work(sorted(mutants, key=lambda number: mutants[number].file), run.try_mutant)
+    run.mutants = {
+        number: mutant for number, mutant in mutants.items() if re.search(options.only, str(mutant))
+    }
+    run.work(sorted(run.mutants, key=lambda number: mutants[number].file), run.try_mutant)
     return report(run, why, time.monotonic() - began)
 
 

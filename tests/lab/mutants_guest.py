@@ -111,20 +111,31 @@ class Guest:
         os.environ["CQNOTIFY_MUTANT"] = str(order["mutant"])
         self.mutant.value = order["mutant"]
         for item, following in zip(items, [*items[1:], None], strict=True):
-            self.limit(order["seconds"].get(item.nodeid, 0.0))
-            self.failures = []
+            usual = order["seconds"].get(item.nodeid, 0.0)
             self.reached[:] = bytes(SIZE)
             began = time.monotonic()
-            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            failed = self.failures_of(item, following, usual)
             report = {
                 "test": item.nodeid,
-                "failed": self.failures,
+                "failed": failed,
                 "seconds": round(time.monotonic() - began, 3),
                 "reached": self.places(),
             }
+            if failed and order["mutant"]:  # most often this process can tell that already
+                os.environ["CQNOTIFY_MUTANT"] = "0"
+                self.mutant.value = 0
+                report["passes_without"] = not self.failures_of(item, None, usual)
             os.write(into, json.dumps(report).encode() + b"\n")
-            if self.failures and order["stop"]:
+            if failed and order["stop"]:
                 return
+
+    def failures_of(
+        self, item: pytest.Item, following: pytest.Item | None, usual: float
+    ) -> list[str]:
+        self.limit(usual)
+        self.failures = []
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        return self.failures
 
     def limit(self, usual: float) -> None:
         used = resource.getrusage(resource.RUSAGE_SELF)
