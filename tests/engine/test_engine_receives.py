@@ -8,7 +8,9 @@ posted, when it returns.
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -211,6 +213,16 @@ async def test_those_whose_messages_others_got_are_forgotten_by_and_by(
         assert sys.getrefcount(link.qp) - before < 30
     assert number_of(await acq.recv(link.qp, link.into)) == 0
     assert acq.poll() == []
+
+
+async def test_one_whose_message_was_kept_does_not_keep_its_asynccq(link: Link) -> None:
+    acq = AsyncCQ(link.a.rcq)
+    gone = weakref.ref(acq)
+    await abandoned_whose_message_was_kept(acq, link, link.into, imm=0)
+    del acq
+    gc.collect()
+    assert gone() is None
+    assert number_of(link.a.rcq.poll()[0]) == 0
 
 
 # ---- with a wr_id ---------------------------------------------------------------------------

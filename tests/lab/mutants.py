@@ -48,7 +48,18 @@ EXPLAINED = LAB / "mutants_explained.txt"
 OF_MODEL = re.compile(r"MUTANT_(\w+)")  # in tests/model: each has a counterpart in the table
 LOG = PROJECT / "build/mutants.log"  # what guests write to stderr
 FOLDERS = ("await", "notify")  # of csrc, for generated ones
-TESTS = ("aio", "base", "engine", "faults", "messages", "model", "notify", "trace", "work")
+TESTS = (
+    "aio",
+    "base",
+    "engine",
+    "faults",
+    "messages",
+    "model",
+    "notify",
+    "trace",
+    "work",
+    "tools/test_report.py",
+)
 # They judge the build, or the time that something takes, or take longer than all others together.
 LEFT_OUT = ("tests/base/test_threads.py::test_threads_with_a_context_each",)
 LOT = 20.0  # seconds of tests that are run at once without a mutant
