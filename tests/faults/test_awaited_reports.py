@@ -276,6 +276,22 @@ async def test_an_arm_that_fails_after_an_event_ends_all_waits_of_its_cq_for_goo
         assert other.cancel(), "it still waits"
 
 
+async def test_the_completion_of_a_send_that_was_told_a_failure_before_is_dropped(
+    w: TwoLinks,
+) -> None:
+    a = w.a
+    async with AsyncCQ(a.scq) as acq:
+        task = await start(acq.send(a.qp, a.mr[0:8]))
+        w.report(AsyncEventType.QP_REQ_ERR, a.qp)
+        await is_told(task, AsyncEventType.QP_REQ_ERR)
+        assert outstanding(a.qp) == (1, 0)
+        w.b.qp.post_recv(w.b.mr[0:64])
+        while outstanding(a.qp) != (0, 0):
+            assert acq.poll() == []
+            await tick()
+        assert acq.poll() == []
+
+
 async def test_an_operation_of_a_qp_whose_state_is_unknown_is_refused(w: TwoLinks) -> None:
     a = w.a
     async with AsyncCQ(a.scq) as acq:

@@ -45,6 +45,7 @@ LAB = Path(__file__).resolve().parent
 PROJECT = LAB.parents[1]
 TABLE = LAB / "mutants.txt"
 EXPLAINED = LAB / "mutants_explained.txt"
+RUNTIME = "csrc/mutants_runtime.h"  # in the copy
 OF_MODEL = re.compile(r"MUTANT_(\w+)")  # in tests/model: each has a counterpart in the table
 LOG = PROJECT / "build/mutants.log"  # what guests write to stderr
 FOLDERS = ("await", "notify")  # of csrc, for generated ones
@@ -68,7 +69,6 @@ SILENCE = 900.0  # seconds; a guest that says nothing for so long hangs
 FLAGS = (
     *("-std=c11", "-O1", "-w", "-fPIC", "-fwrapv", "-fvisibility=hidden", "-fno-exceptions"),
     *("-UNDEBUG", "-DCQN_FAULTS", "-Icsrc", f"-I{sysconfig.get_path('include')}"),
-    *("-include", str(LAB / "mutants_runtime.h")),
 )
 
 
@@ -98,8 +98,8 @@ class Core:
     def __init__(self, copy: Path, objects: Path) -> None:
         self.copy, self.objects = copy, objects
         self.pristine = {
-            str(path.relative_to(copy)): path.read_bytes()
-            for path in sorted((copy / "csrc").rglob("*.[ch]"))
+            str(path.relative_to(PROJECT)): path.read_bytes()
+            for path in sorted((PROJECT / "csrc").rglob("*.[ch]"))
         }
         self.refused: set[int] = set()
 
@@ -109,6 +109,7 @@ class Core:
         for number, mutant in mutants.items():
             by_file[mutant.file][number] = mutant
         owners: dict[str, list[int]] = {}
+        shutil.copy(LAB / "mutants_runtime.h", self.copy / RUNTIME)
         for file, data in self.pristine.items():
             if file in by_file:
                 data, owners[file] = planted(read(PROJECT, file), by_file[file])
@@ -129,7 +130,7 @@ class Core:
 
     def compile(self) -> list[tuple[str, DoesNotCompileError]]:
         headers = [(self.copy / file).read_bytes() for file in self.pristine if file.endswith(".h")]
-        headers.append((LAB / "mutants_runtime.h").read_bytes())
+        headers.append((self.copy / RUNTIME).read_bytes())
         common = fingerprint(" ".join(FLAGS).encode(), sys.version.encode(), *headers)
         sources = [
             file
@@ -138,7 +139,6 @@ class Core:
             and not file.startswith("csrc/check/")
             and not file.endswith("gcov_dump.c")
         ]
-        runtime = str(LAB / "mutants_runtime.c")
         self.built: list[str] = []
         failed = []
         self.objects.mkdir(parents=True, exist_ok=True)
@@ -165,7 +165,7 @@ class Core:
             return None
 
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-            failed = [found for found in pool.map(one, [*sources, runtime]) if found is not None]
+            failed = [found for found in pool.map(one, sources) if found is not None]
         return failed
 
     def link(self) -> Path:
@@ -358,16 +358,22 @@ class Run:
         self.by_import = by_import
         left = []
         for test in tests:
-            if (before := kept.reports.get(test)) is not None:
-                self.learned(before)
-            else:
+            before = kept.reports.get(test)
+            if before is None:
                 left.append(test)
+            elif before.failed:
+                self.failing[test] = before.failed[0]
+            else:
+                self.learned(before)
         self.work(lots(left), self.learn_lot)
         reaching: dict[str, list[int]] = collections.defaultdict(list)
         for number, reached_by in self.reaching.items():
             for test in reached_by:
                 reaching[test].append(number)
-        kept.write([Report(test, [], took, reaching[test]) for test, took in self.seconds.items()])
+        kept.write(
+            [Report(test, [], took, reaching[test]) for test, took in self.seconds.items()]
+            + [Report(test, [why], 0.0, []) for test, why in self.failing.items()]
+        )
 
     def learn_lot(self, guest: Guest, lot: list[str], tried: int) -> None:
         left = list(lot)

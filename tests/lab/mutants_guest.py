@@ -20,11 +20,12 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
-SIZE = 1 << 16  # of mutants_runtime.c
+SIZE = 1 << 16  # of mutants_runtime.h
 PATIENCE = 1500.0  # seconds of a clock that skips idle time; no test sleeps for so long
 CPU = 8  # seconds, besides what a test usually takes
 REACHED = "/tmp/cqnotify-mutants-reached"
@@ -108,10 +109,11 @@ class Guest:
     # ---- in the child
 
     def run_items(self, order: Order, items: list[pytest.Item], into: int) -> None:
+        threading.main_thread()._set_native_id()  # type: ignore[attr-defined] # before Python 3.12
         os.environ["CQNOTIFY_MUTANT"] = str(order["mutant"])
         self.mutant.value = order["mutant"]
         for item, following in zip(items, [*items[1:], None], strict=True):
-            usual = order["seconds"].get(item.nodeid, 0.0)
+            usual = order["seconds"].get(item.nodeid)
             self.reached[:] = bytes(SIZE)
             began = time.monotonic()
             failed = self.failures_of(item, following, usual)
@@ -130,9 +132,10 @@ class Guest:
                 return
 
     def failures_of(
-        self, item: pytest.Item, following: pytest.Item | None, usual: float
+        self, item: pytest.Item, following: pytest.Item | None, usual: float | None
     ) -> list[str]:
-        self.limit(usual)
+        if usual is not None:
+            self.limit(usual)
         self.failures = []
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         return self.failures

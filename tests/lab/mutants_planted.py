@@ -3,7 +3,7 @@
 
 A mutant is a change inside one function. The sources that are compiled have a copy of the function
 for each, behind the function itself, and the function calls the copy while that mutant is chosen
-(mutants_runtime.c). A mark where the change is records which tests reach it.
+(mutants_runtime.h). A mark where the change is records which tests reach it.
 """
 
 from __future__ import annotations
@@ -439,6 +439,7 @@ def assembled(
         owners.extend([owner] * piece.count(b"\n"))
 
     at = 0
+    add(b'#include "mutants_runtime.h"\n', 0)
     everything = [*insertions, *((end, 3, b"") for end in copies)]
     for where, order, piece in sorted(everything, key=lambda item: item[:2]):
         add(data[at:where], 0)
