@@ -204,13 +204,16 @@ async def abandoned_whose_message_was_kept(
 async def test_those_whose_messages_others_got_are_forgotten_by_and_by(
     acq: AsyncCQ, link: Link
 ) -> None:
-    """Each holds its QP until then. One whose message nobody got is not among them."""
+    """Each holds its QP until then. Those whose message nobody got, or is yet to come, stay."""
     await abandoned_whose_message_was_kept(acq, link, link.into, imm=0)
     before = sys.getrefcount(link.qp)
     for i in range(1, 61):
         await abandoned_whose_message_was_kept(acq, link, link.a.mr[i : i + 8], i, wr_id=i)
         assert number_of(await acq.completion(i)) == i
         assert sys.getrefcount(link.qp) - before < 30
+    await abandon(acq, link, link.a.mr[128:136])
+    link.bring(imm=99)
+    assert number_of(await acq.recv(link.qp, link.a.mr[128:136])) == 99
     assert number_of(await acq.recv(link.qp, link.into)) == 0
     assert acq.poll() == []
 
