@@ -66,6 +66,11 @@ def test_a_peer_that_hangs_up_is_reported(plain: Any, ends: Ends) -> None:
     assert plain.select() == [(writing, WRITE)]
 
 
+def test_what_is_only_writable_is_not_readable(plain: Any, ends: Ends) -> None:
+    key = plain.register(ends[0], READ | WRITE)
+    assert plain.select(0) == [(key, WRITE)]
+
+
 def test_a_closed_one_holds_nothing(plain: Any, ends: Ends) -> None:
     data = {1}
     gone = weakref.ref(data)

@@ -403,7 +403,7 @@ class Run:
     # ---- with a mutant
 
     def order(self, number: int) -> list[str]:
-        """The tests that reach a mutant: one of each test function first, those before others that
+        """The tests that reach a mutant: those for its rule, one of each test function first, those before others that
         found mutants of this function and file, and the short ones. As many as the budget has."""
         mutant = self.mutants[number]
         seen: collections.Counter[str] = collections.Counter()
@@ -411,11 +411,12 @@ class Run:
         for test in sorted(self.reaching[number], key=lambda test: self.seconds[test]):
             function = test.partition("[")[0]
             kills = self.kills[mutant.function, function] * 4 + self.kills[mutant.file, function]
-            ranked.append((seen[function], -kills, self.seconds[test], test))
+            is_for_rule = bool(mutant.tests) and test.startswith(mutant.tests)
+            ranked.append((not is_for_rule, seen[function], -kills, self.seconds[test], test))
             seen[function] += 1
         tests: list[str] = []
         spent = 0.0
-        for _, _, took, test in sorted(ranked):
+        for *_, took, test in sorted(ranked):
             spent += took + 0.005
             if spent > self.budget and tests:
                 break

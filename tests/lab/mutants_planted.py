@@ -60,6 +60,7 @@ class Mutant:
     changes: tuple[Change, ...]
     diff: tuple[str, ...]  # without the indentation
     name: str = ""  # of a known one
+    tests: str = ""  # the file of those that are for its rule
 
     @property
     def key(self) -> tuple[str, str, tuple[str, ...]]:
@@ -116,14 +117,14 @@ class Source:
             for child in node.children:
                 yield from self.find_functions(child)
 
-    def mutant(self, changes: Iterable[Change], name: str = "") -> Mutant:
+    def mutant(self, changes: Iterable[Change], name: str = "", tests: str = "") -> Mutant:
         ordered = tuple(sorted(changes, key=lambda change: change.start))
         for function in self.functions:
             body = function.body
             if body.start_byte < ordered[0].start and ordered[-1].end < body.end_byte:
                 line = self.data.count(b"\n", 0, ordered[0].start) + 1
                 diff = tuple(self.diff(ordered))
-                return Mutant(self.file, function.name, line, ordered, diff, name)
+                return Mutant(self.file, function.name, line, ordered, diff, name, tests)
         raise TableError(f"{name}: the change is not inside one function of {self.file}")
 
     def diff(self, changes: tuple[Change, ...]) -> Iterator[str]:
@@ -250,11 +251,12 @@ def known(root: Path, path: Path) -> list[Mutant]:
     found = []
     for number, block in blocks(path):
         title, _, rule = block[0].partition(": ")
-        if not rule or len(block) < 3 or not (root / block[1]).is_file():
+        file, _, tests = block[1].partition(" ") if len(block) > 2 else ("", "", "")
+        if not (rule and file and (root / file).is_file() and (root / tests).exists()):
             raise TableError(f"{path.name}:{number}: a mutant is NAME: RULE, FILE and hunks")
-        source = read(root, block[1])
+        source = read(root, file)
         changes = [located(source, hunk, title) for hunk in hunks(block[2:])]
-        found.append(source.mutant(changes, title))
+        found.append(source.mutant(changes, title, tests))
     return found
 
 
