@@ -403,8 +403,8 @@ class Run:
     # ---- with a mutant
 
     def order(self, number: int) -> list[str]:
-        """The tests that reach a mutant: those for its rule, one of each test function first, those before others that
-        found mutants of this function and file, and the short ones. As many as the budget has."""
+        """The tests that reach a mutant: those for its rule; one of each test function first; those
+        that found mutants of this function or file; the short ones. As many as the budget has."""
         mutant = self.mutants[number]
         seen: collections.Counter[str] = collections.Counter()
         ranked = []

@@ -515,3 +515,13 @@ def test_what_a_signal_raises_as_the_task_falls_asleep_is_raised_in_the_loop() -
         assert went_on == [wakeup]
         wakeup()
         assert went_on == [wakeup]
+
+
+def test_a_task_that_was_woken_before_it_slept_is_called_once() -> None:
+    with contextlib.closing(Interfering()) as loop:
+        calls: list[object] = []
+        wakeup = Wakeup(loop)
+        wakeup.wake()
+        loop.calls["call_soon"] = lambda: loop.calls.update(call_soon=lambda: calls.append("again"))
+        wakeup.add_done_callback(print, context=contextvars.copy_context())
+        assert calls == []
