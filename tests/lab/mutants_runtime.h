@@ -7,6 +7,13 @@
 #ifndef CQN_MUTANTS_RUNTIME_H
 #define CQN_MUTANTS_RUNTIME_H
 
+/* A test may compile a source with -Wextra -Werror, and mutants compare what always is so. */
+#pragma GCC diagnostic ignored "-Wtype-limits"
+#pragma GCC diagnostic ignored "-Wparentheses"
+#pragma GCC diagnostic ignored "-Wunused-variable"
+#pragma GCC diagnostic ignored "-Wunused-but-set-variable"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+
 #define CQN_MUTANTS (1 << 16)
 #define CQN_OF_LIBRARY __attribute__((weak, visibility("default")))
 
