@@ -70,6 +70,8 @@ async def test_what_is_held_is_returned_without_another_poll(acq: AsyncCQ, link:
     assert ids(acq.poll(1)) == [0]
     assert ids(acq.poll(1) + acq.poll(1)) == [1, 2]
     assert acq.stats.polls == 1
+    assert acq.poll() == []
+    assert link.a.rcq._spin is None, "nothing was kept for spinning"
 
 
 async def test_the_polls_of_the_cq_and_of_its_asynccq_are_one(acq: AsyncCQ, lane: Lane) -> None:
