@@ -133,11 +133,11 @@ def test_the_tests_that_found_others_come_first_and_each_function_once() -> None
 # ---- in guests --------------------------------------------------------------------------------
 
 CAUGHT = """\
-event leaves the CQ armed: an event disarms
+event is not counted: it could not be acknowledged
 csrc/notify/events.c
--    self->event_unpolled = true;
--    self->armed = CQN_UNARMED;
-+    self->event_unpolled = true;"""
+-    self->unacked++;
+-    self->stats.events++;
++    self->stats.events++;"""
 EQUIVALENT = """\
 event is unpolled twice: it makes no difference
 csrc/notify/events.c
@@ -174,9 +174,9 @@ def test_a_mutant_is_caught_and_an_equivalent_one_survives(tmp_path: Path) -> No
 
 @built
 def test_an_entry_that_does_not_apply_ends_the_run(tmp_path: Path) -> None:
-    entry = CAUGHT.replace("event_unpolled", "nothing")
+    entry = CAUGHT.replace("unacked", "nothing")
     result = lab("mutants", "0", "--table", str(table(tmp_path, entry)))
     assert result.returncode == 2
     assert result.stdout.decode().startswith(
-        "mutants: the mutant 'event leaves the CQ armed' does not apply: csrc/notify/events.c"
+        "mutants: the mutant 'event is not counted' does not apply: csrc/notify/events.c"
     )
