@@ -144,6 +144,7 @@ static const char *check_woken(const cqn_engine *self)
         due += r->wake == CQN_SCHEDULED;
     }
     MUST(due <= self->scheduled); /* COMPLETE ones are in no list */
+    MUST(self->scheduled < SIZE_MAX / 2); /* no more went on than were scheduled */
     return NULL;
 }
 

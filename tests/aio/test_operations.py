@@ -139,6 +139,22 @@ async def test_inline_bytes_are_taken_at_once(
     assert link.b.mr.read(7) == b"INLINEe"
 
 
+@pytest.mark.link(max_send_wr=4)
+async def test_inline_bytes_are_held_while_they_wait_for_room(acq: AsyncCQ, link: Link) -> None:
+    data = bytearray(b"in line")
+    link.take()
+    await acq.send(link.qp, data, send_flags=INLINE)
+    data.append(1)  # which what holds it forbids
+    full = await fill(acq, link)
+    task = await start(acq.send(link.qp, data, send_flags=INLINE))
+    with pytest.raises(BufferError):
+        data.append(2)
+    link.take(len(full) + 1)
+    await asyncio.gather(*full, task)
+    assert link.b.mr.read(8) == b"in line\1"
+    data.append(2)
+
+
 async def test_operations_are_signaled_whatever_the_flags(acq: AsyncCQ, link: Link) -> None:
     link.take()
     assert (await acq.send(link.qp, link.sg, send_flags=0)).ok
@@ -195,6 +211,21 @@ def bad_calls(link: Link, acq: AsyncCQ) -> dict[str, Callable[[], Awaitable[Any]
         "no wr_id": lambda: acq.send(link.qp, link.sg, wr_id="5"),  # type: ignore[arg-type]
         "half wr_id": lambda: acq.send(link.qp, link.sg, wr_id=1.5),  # type: ignore[arg-type]
     }
+
+
+async def test_the_queue_that_completes_elsewhere_is_named(acq: AsyncCQ, link: Link) -> None:
+    refused = {
+        "sends on another CQ than that of this AsyncCQ: see QP.send_cq$": acq.send(link.b.qp, None),
+        "receives on another CQ than that of this AsyncCQ: see QP.recv_cq$": acq.recv(
+            link.qp, None
+        ),
+        "sends and receives on another CQ than that of this AsyncCQ: see QP.send_cq and recv_cq$": (
+            acq.completion(5, qp=link.b.qp)
+        ),
+    }
+    for words, call in refused.items():
+        with pytest.raises(ValueError, match=rf"^QP \d+ {words}"):
+            await call
 
 
 async def test_a_bad_argument_is_refused_at_once_and_leaves_nothing(

@@ -40,6 +40,25 @@ async def test_a_late_comer_does_not_overtake_who_waits_for_room(acq: AsyncCQ, l
     assert link.arrived(len(full) + 1)[-2:] == [1, 2]
 
 
+@pytest.mark.not_on_iwarp("a send completes when TCP has it, so that none waits")
+@pytest.mark.link(max_send_wr=8, max_recv_wr=4)
+async def test_a_send_queue_has_more_room_than_the_receive_queue(acq: AsyncCQ, link: Link) -> None:
+    assert link.qp.max_send_wr > link.qp.max_recv_wr
+    full = await fill(acq, link)
+    link.take(len(full))
+    await asyncio.gather(*full)
+
+
+@pytest.mark.link(max_send_wr=4, max_recv_wr=8, recv=True)
+async def test_a_receive_queue_has_more_room_than_the_send_queue(acq: AsyncCQ, link: Link) -> None:
+    room = link.qp.max_recv_wr
+    assert room > link.qp.max_send_wr
+    tasks = [await start(acq.recv(link.qp, None)) for _ in range(room)]
+    assert link.qp.outstanding_recvs == room
+    link.bring(room)
+    await asyncio.gather(*tasks)
+
+
 async def test_who_is_cancelled_waiting_for_room_was_never_posted_and_blocks_nobody(
     acq: AsyncCQ, link: Link
 ) -> None:

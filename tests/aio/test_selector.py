@@ -8,6 +8,7 @@ import selectors
 import signal
 import socket
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -63,6 +64,20 @@ def test_a_peer_that_hangs_up_is_reported(plain: Any, ends: Ends) -> None:
     assert plain.select() == [(reading, READ)]
     writing = plain.modify(ours, WRITE)
     assert plain.select() == [(writing, WRITE)]
+
+
+def test_what_is_only_writable_is_not_readable(plain: Any, ends: Ends) -> None:
+    key = plain.register(ends[0], READ | WRITE)
+    assert plain.select(0) == [(key, WRITE)]
+
+
+def test_a_closed_one_holds_nothing(plain: Any, ends: Ends) -> None:
+    data = {1}
+    gone = weakref.ref(data)
+    plain.register(ends[0], READ, data)
+    plain.close()
+    del data
+    assert gone() is None
 
 
 def test_it_sleeps_until_the_timeout(plain: Any, ends: Ends) -> None:

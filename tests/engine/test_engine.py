@@ -62,6 +62,18 @@ def test_the_bulk_forms_of_polling_are_refused_while_it_has_an_asynccq(
     assert wcs[0].wr_id == 1
 
 
+@pytest.mark.link(recv=True)
+async def test_what_is_held_is_returned_without_another_poll(acq: AsyncCQ, link: Link) -> None:
+    for wr_id in range(3):
+        link.qp.post_recv(link.into, wr_id=wr_id)
+    link.bring(3)
+    assert ids(acq.poll(1)) == [0]
+    assert ids(acq.poll(1) + acq.poll(1)) == [1, 2]
+    assert acq.stats.polls == 1
+    assert acq.poll() == []
+    assert link.a.rcq._spin is None, "nothing was kept for spinning"
+
+
 async def test_the_polls_of_the_cq_and_of_its_asynccq_are_one(acq: AsyncCQ, lane: Lane) -> None:
     lane.send(4)
     assert ids(lane.cq.poll(1)) == [0]

@@ -8,6 +8,9 @@ posted, when it returns.
 from __future__ import annotations
 
 import asyncio
+import gc
+import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +20,7 @@ from support import (
     Link,
     beside,
     cancel,
+    eventually,
     number_of,
     outstanding,
     start,
@@ -184,6 +188,44 @@ async def test_one_that_has_come_goes_before_one_that_is_still_posted(
     assert outstanding(link.qp) == (0, 1)
     link.bring(imm=1)
     assert number_of(await second) == 1
+
+
+async def abandoned_whose_message_was_kept(
+    acq: AsyncCQ, link: Link, sg: Any, imm: int, wr_id: int | None = None
+) -> None:
+    """Another task lets the loop take what comes from the CQ."""
+    other = await start(acq.completion(99))
+    await abandon(acq, link, sg, wr_id)
+    link.bring(imm=imm)
+    await eventually(lambda: outstanding(link.qp) == (0, 0))
+    await cancel(other)
+
+
+async def test_those_whose_messages_others_got_are_forgotten_by_and_by(
+    acq: AsyncCQ, link: Link
+) -> None:
+    """Each holds its QP until then. Those whose message nobody got, or is yet to come, stay."""
+    await abandoned_whose_message_was_kept(acq, link, link.into, imm=0)
+    before = sys.getrefcount(link.qp)
+    for i in range(1, 61):
+        await abandoned_whose_message_was_kept(acq, link, link.a.mr[i : i + 8], i, wr_id=i)
+        assert number_of(await acq.completion(i)) == i
+        assert sys.getrefcount(link.qp) - before < 30
+    await abandon(acq, link, link.a.mr[128:136])
+    link.bring(imm=99)
+    assert number_of(await acq.recv(link.qp, link.a.mr[128:136])) == 99
+    assert number_of(await acq.recv(link.qp, link.into)) == 0
+    assert acq.poll() == []
+
+
+async def test_one_whose_message_was_kept_does_not_keep_its_asynccq(link: Link) -> None:
+    acq = AsyncCQ(link.a.rcq)
+    gone = weakref.ref(acq)
+    await abandoned_whose_message_was_kept(acq, link, link.into, imm=0)
+    del acq
+    gc.collect()
+    assert gone() is None
+    assert number_of(link.a.rcq.poll()[0]) == 0
 
 
 # ---- with a wr_id ---------------------------------------------------------------------------

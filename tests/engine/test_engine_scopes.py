@@ -368,6 +368,22 @@ async def test_a_scope_does_not_wait_for_what_will_never_be_posted(
     assert outstanding(link.qp) == (0, 0)
 
 
+async def test_the_end_of_a_scope_is_woken_when_the_last_call_is_dropped_unstarted(
+    acq: AsyncCQ, link: Link
+) -> None:
+    calls = []
+
+    async def begin(scope: Scope) -> None:
+        calls.append(acq.send(link.qp, link.sg))
+        assert scope.outstanding == 1
+
+    block = await leaving(acq, begin)
+    with pytest.warns(RuntimeWarning, match="never awaited"):
+        calls.clear()
+    await block
+    assert outstanding(link.qp) == (0, 0)
+
+
 async def test_a_scope_does_not_wait_for_what_was_refused(acq: AsyncCQ, link: Link) -> None:
     async with acq.scope():
         loop = asyncio.get_running_loop()

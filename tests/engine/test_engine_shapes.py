@@ -13,6 +13,7 @@ import logging
 import sys
 import traceback
 import warnings
+import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Any
 
@@ -256,6 +257,17 @@ async def test_one_that_is_dropped_unstarted_warns_by_its_name(
         gc.collect()
     assert len(caught) == 1
     assert outstanding(link.qp) == (0, 0)
+
+
+async def test_one_that_is_dropped_unstarted_keeps_nothing(link: Link) -> None:
+    acq = AsyncCQ(link.a.scq)
+    gone = weakref.ref(acq)
+    with pytest.warns(RuntimeWarning, match="never awaited"):
+        acq.wait()
+    acq.close()
+    del acq
+    gc.collect()
+    assert gone() is None
 
 
 @pytest.mark.not_on_iwarp("a send completes when TCP has it, so that none waits", only=r"send")

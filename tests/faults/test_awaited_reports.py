@@ -12,6 +12,7 @@ import pytest
 from fault_world import core
 from support import (
     Endpoint,
+    Link,
     MakeLane,
     connect,
     ids,
@@ -38,6 +39,7 @@ from cqnotify import (
 )
 from cqnotify.aio import AsyncCQ
 
+BATCH = 16  # completions that a poll asks the device for
 PER_QP = [
     AsyncEventType.QP_FATAL,
     AsyncEventType.QP_REQ_ERR,
@@ -272,3 +274,46 @@ async def test_an_arm_that_fails_after_an_event_ends_all_waits_of_its_cq_for_goo
         assert core.failed() == "ibv_req_notify_cq"
         await tick()
         assert other.cancel(), "it still waits"
+
+
+async def test_the_completion_of_a_send_that_was_told_a_failure_before_is_dropped(
+    w: TwoLinks,
+) -> None:
+    a = w.a
+    async with AsyncCQ(a.scq) as acq:
+        task = await start(acq.send(a.qp, a.mr[0:8]))
+        w.report(AsyncEventType.QP_REQ_ERR, a.qp)
+        await is_told(task, AsyncEventType.QP_REQ_ERR)
+        assert outstanding(a.qp) == (1, 0)
+        w.b.qp.post_recv(w.b.mr[0:64])
+        while outstanding(a.qp) != (0, 0):
+            assert acq.poll() == []
+            await tick()
+        assert acq.poll() == []
+
+
+async def test_an_operation_of_a_qp_whose_state_is_unknown_is_refused(w: TwoLinks) -> None:
+    a = w.a
+    async with AsyncCQ(a.scq) as acq:
+        other = await start(acq.completion(1))
+        core.fail_call(1, errno.EIO)
+        with pytest.raises(VerbsError, match=rf"ibv_query_qp.*QP {a.qp.qp_num}\b"):
+            await acq.send(a.qp, a.mr[0:8])
+        assert core.failed() == "ibv_query_qp"
+        assert outstanding(a.qp) == (0, 0)
+        assert other.cancel()
+        w.b.qp.post_recv(w.b.mr[0:64])
+        assert (await acq.send(a.qp, a.mr[0:8])).ok
+
+
+@pytest.mark.link(recv=True)
+async def test_those_whose_completions_came_before_a_poll_failed_go_on(
+    acq: AsyncCQ, link: Link
+) -> None:
+    tasks = [await start(acq.recv(link.qp, None)) for _ in range(BATCH)]
+    link.bring(BATCH)
+    core.fail_call(2, errno.EIO)
+    with pytest.raises(VerbsError, match="ibv_poll_cq"):
+        acq.poll()
+    assert core.failed() == "ibv_poll_cq"
+    await asyncio.gather(*tasks)

@@ -4,6 +4,7 @@
 import contextlib
 import gc
 import os
+import pickle
 import select
 import weakref
 
@@ -401,3 +402,9 @@ def test_reports_do_not_keep_what_they_are_about(ctx: Context, channel: Completi
     gc.collect()
     assert [ref for ref in alive if ref() is not None] == []
     assert take_all(ctx) == []
+
+
+def test_one_of_a_port_is_restored_without_an_element() -> None:
+    restored = AsyncEvent._restore(AsyncEventType.PORT_ERR, 1, None)  # type: ignore[attr-defined]
+    assert repr(restored) == repr(pickle.loads(pickle.dumps(restored)))
+    assert repr(restored) == "<AsyncEvent PORT_ERR, port 1>"

@@ -123,6 +123,13 @@ def test_what_is_there_is_returned_without_a_spin(loop: Loop) -> None:
     assert [wc.wr_id for wc in loop.cq.poll(spin=SPIN)] == [18, 19]
 
 
+def test_a_poll_that_does_not_spin_keeps_nothing_for_it(loop: Loop) -> None:
+    loop.deliver([1])
+    assert [wc.wr_id for wc in loop.cq.poll()] == [1]
+    assert loop.cq.poll() == []
+    assert loop.cq._spin is None
+
+
 def test_auto_returns_what_is_there_and_soon_nothing(loop: Loop) -> None:
     for i in range(200):
         assert loop.cq.poll(spin="auto") == []

@@ -183,3 +183,15 @@ def test_it_follows_a_change(estimate: Estimate) -> None:
     for took, served in [(2_000, 64), (200_000, 0), (10_000, 64), (LONG, 0), (39_000, 64)]:
         estimate.waits(*[took] * 2_100)
         assert sum(took <= limit for limit in estimate.waits(*[took] * 64)) == served
+
+
+def test_two_waits_that_end_together_do_not_put_off_the_next_probe(estimate: Estimate) -> None:
+    estimate.waits(*[1000] * MANY)
+    while estimate.wait(1000) != BOUND:
+        pass
+    assert BOUND not in estimate.waits(*[1000] * (EVERY - 2))
+    limits = [estimate.lib.begin() for _ in range(2)]
+    assert BOUND not in limits
+    for limit in limits:
+        estimate.lib.end(limit, True, 1000)
+    assert estimate.wait(1000) == BOUND

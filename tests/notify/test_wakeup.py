@@ -472,3 +472,56 @@ def test_a_wakeup_of_a_closed_loop_wakes_nobody() -> None:
     loop.close()
     wakeup.wake()
     assert wakeup.done()
+
+
+def test_a_wakeup_is_iterated_until_it_is_done() -> None:
+    with contextlib.closing(asyncio.new_event_loop()) as loop:
+        wakeup = Wakeup(loop)
+        steps = iter(wakeup.__await__())
+        assert next(steps) is wakeup
+        wakeup = Wakeup(loop)
+        wakeup.wake()
+        assert list(wakeup.__await__()) == []
+
+
+def test_what_a_resumed_task_raises_is_told_to_its_loop() -> None:
+    def fails(_: object) -> None:
+        raise KeyError("mine")
+
+    with contextlib.closing(asyncio.new_event_loop()) as loop:
+        told: list[dict[str, Any]] = []
+        loop.set_exception_handler(lambda _, context: told.append(context))
+        wakeup = Wakeup(loop)
+        wakeup.add_done_callback(fails, context=contextvars.copy_context())
+        wakeup.resume()
+        (context,) = told
+        assert context["message"] == "a task could not be resumed"
+        assert (context["exception"].args, context["future"]) == (("mine",), wakeup)
+
+
+def test_what_a_signal_raises_as_the_task_falls_asleep_is_raised_in_the_loop() -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with contextlib.closing(Interfering()) as loop:
+        went_on: list[object] = []
+        wakeup = Wakeup(loop)
+        wakeup.wake()
+        loop.calls["call_soon"] = interrupt
+        wakeup.add_done_callback(went_on.append, context=contextvars.copy_context())
+        assert not loop.calls
+        with pytest.raises(KeyboardInterrupt):
+            wakeup()
+        assert went_on == [wakeup]
+        wakeup()
+        assert went_on == [wakeup]
+
+
+def test_a_task_that_was_woken_before_it_slept_is_called_once() -> None:
+    with contextlib.closing(Interfering()) as loop:
+        calls: list[object] = []
+        wakeup = Wakeup(loop)
+        wakeup.wake()
+        loop.calls["call_soon"] = lambda: loop.calls.update(call_soon=lambda: calls.append("again"))
+        wakeup.add_done_callback(print, context=contextvars.copy_context())
+        assert calls == []

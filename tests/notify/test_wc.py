@@ -214,3 +214,14 @@ def test_tracemalloc_tells_where_the_latest_was_made(wcs: WCArray) -> None:
         del held
     finally:
         tracemalloc.stop()
+
+
+EXTENDED = ("completion_ts", "completion_wallclock_ns", "cvlan", "flow_tag", "tm_tag", "tm_priv")
+
+
+@pytest.mark.parametrize("name", EXTENDED)
+def test_what_only_an_extended_cq_brings_is_none_elsewhere(pair: Pair, name: str) -> None:
+    a, b = pair
+    b.qp.post_recv(b.mr[0:64])
+    a.qp.post_send(a.mr[0:8])
+    assert getattr(wait_one(b.rcq), name) is None
