@@ -196,8 +196,8 @@ def test_guest_that_panics_is_reported_with_its_last_words(engine: str) -> None:
 
 def test_help_names_every_command() -> None:
     text = lab("--help").stdout.decode()
-    words = ["demo", "test", "bench", "run", "shell", "build", "lint", "docs", "selftest"]
-    for word in [*words, "release", "kernels", "clean"]:
+    words = ["demo", "test", "bench", "run", "shell", "build", "lint", "analyze"]
+    for word in [*words, "docs", "selftest", "release", "kernels", "clean"]:
         assert f"./lab {word}" in text
     for variant in ("asan", "tsan", "refleak", "coverage"):
         assert f"\n  --{variant} " in text
