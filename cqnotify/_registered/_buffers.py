@@ -13,6 +13,7 @@ usual over shared_memory, count as other buffers.
 from __future__ import annotations
 
 import array
+import contextlib
 import ctypes
 import mmap
 import sys
@@ -69,6 +70,15 @@ def hold(wanted: Wanted) -> tuple[Any, bool]:
     if is_held or not isinstance(source, MOVABLE):
         return wanted.array, not isinstance(source, _C_DATA)
     return (wanted.array, memoryview(source)), False
+
+
+def let_go(holder: Any) -> None:
+    """End what hold() returned. Without a GIL an object that another thread has made, which may
+    sleep, lives on without references until that thread runs."""
+    view = holder[1] if isinstance(holder, tuple) else holder
+    if isinstance(view, memoryview):
+        with contextlib.suppress(BufferError):  # a thread still deregisters it
+            view.release()
 
 
 def memory_of(wanted: Wanted, start: int, end: int) -> Any:

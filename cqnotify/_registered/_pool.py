@@ -391,8 +391,9 @@ def end_use(table: _core.RegisteredTable, region: Region, close: Close | None = 
     """End one use of a region, see Registration.release()."""
     dropped = table.release(region)
     if dropped is not None:
-        mrs, _holder = dropped  # the memory is freed after that, if this is the last use
+        mrs, holder = dropped  # the memory is freed after that, if this is the last use
         close_all(mrs, close)
+        _buffers.let_go(holder)
 
 
 def close_all(mrs: list[MR], close: Close | None = None) -> None:
