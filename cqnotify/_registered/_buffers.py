@@ -65,7 +65,7 @@ def hold(wanted: Wanted) -> tuple[Any, bool]:
     """Return an object that keeps the memory where it is as long as it exists; and whether the
     memory stays without that, until a weak reference tells that it goes."""
     if wanted.array is None:
-        return wanted.view, False
+        return memoryview(wanted.view), False  # one of our own, for let_go()
     source, is_held = _source(wanted.array)
     if is_held or not isinstance(source, MOVABLE):
         return wanted.array, not isinstance(source, _C_DATA)
@@ -81,10 +81,10 @@ def let_go(holder: Any) -> None:
             view.release()
 
 
-def memory_of(wanted: Wanted, start: int, end: int) -> Any:
-    """What an MR is made of. It does not keep an array alive."""
+def memory_of(wanted: Wanted, held: Any, start: int, end: int) -> Any:
+    """What an MR is made of, of what hold() returned. It does not keep an array alive."""
     if wanted.array is None:
-        return wanted.view
+        return held
     return (ctypes.c_char * (end - start)).from_address(start)
 
 

@@ -131,7 +131,8 @@ class _Registering:
         return min(starts), max(self.wanted.end, *(own.end for own, _ in self.waiting), 0)
 
     def register(self, pd: PD) -> MR:
-        wanted, memory = self.wanted, _buffers.memory_of(self.wanted, self.start, self.end)
+        wanted = self.wanted
+        memory = _buffers.memory_of(wanted, self.memory, self.start, self.end)
         try:
             return _buffers.register(pd, memory, self.access)
         except VerbsError as e:
