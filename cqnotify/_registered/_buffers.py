@@ -13,6 +13,7 @@ usual over shared_memory, count as other buffers.
 from __future__ import annotations
 
 import array
+import contextlib
 import ctypes
 import mmap
 import sys
@@ -64,17 +65,26 @@ def hold(wanted: Wanted) -> tuple[Any, bool]:
     """Return an object that keeps the memory where it is as long as it exists; and whether the
     memory stays without that, until a weak reference tells that it goes."""
     if wanted.array is None:
-        return wanted.view, False
+        return memoryview(wanted.view), False  # one of our own, for let_go()
     source, is_held = _source(wanted.array)
     if is_held or not isinstance(source, MOVABLE):
         return wanted.array, not isinstance(source, _C_DATA)
     return (wanted.array, memoryview(source)), False
 
 
-def memory_of(wanted: Wanted, start: int, end: int) -> Any:
-    """What an MR is made of. It does not keep an array alive."""
+def let_go(holder: Any) -> None:
+    """End what hold() returned. Without a GIL an object that another thread has made, which may
+    sleep, lives on without references until that thread runs."""
+    view = holder[1] if isinstance(holder, tuple) else holder
+    if isinstance(view, memoryview):
+        with contextlib.suppress(BufferError):  # a thread still deregisters it
+            view.release()
+
+
+def memory_of(wanted: Wanted, held: Any, start: int, end: int) -> Any:
+    """What an MR is made of, of what hold() returned. It does not keep an array alive."""
     if wanted.array is None:
-        return wanted.view
+        return held
     return (ctypes.c_char * (end - start)).from_address(start)
 
 

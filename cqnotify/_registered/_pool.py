@@ -131,7 +131,8 @@ class _Registering:
         return min(starts), max(self.wanted.end, *(own.end for own, _ in self.waiting), 0)
 
     def register(self, pd: PD) -> MR:
-        wanted, memory = self.wanted, _buffers.memory_of(self.wanted, self.start, self.end)
+        wanted = self.wanted
+        memory = _buffers.memory_of(wanted, self.memory, self.start, self.end)
         try:
             return _buffers.register(pd, memory, self.access)
         except VerbsError as e:
@@ -391,8 +392,9 @@ def end_use(table: _core.RegisteredTable, region: Region, close: Close | None = 
     """End one use of a region, see Registration.release()."""
     dropped = table.release(region)
     if dropped is not None:
-        mrs, _holder = dropped  # the memory is freed after that, if this is the last use
+        mrs, holder = dropped  # the memory is freed after that, if this is the last use
         close_all(mrs, close)
+        _buffers.let_go(holder)
 
 
 def close_all(mrs: list[MR], close: Close | None = None) -> None:

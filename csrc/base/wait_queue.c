@@ -360,6 +360,7 @@ static void leave_queue(const cqn_object *self, cqn_wait_queue *queue, cqn_waite
 {
     cqn_waiter **link = &queue->waiters;
     while (*link != waiter) {
+        assert(*link != NULL);
         link = &(*link)->next;
     }
     *link = waiter->next;

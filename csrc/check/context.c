@@ -45,6 +45,23 @@ static void replace_extended(struct context *context)
     }
 }
 
+/* Returns NULL if there is no memory. Such a context keeps its tables, since what is called through
+ * them looks it up. */
+static struct context *new_context(struct ibv_context *ibv)
+{
+    struct context *context = cqn_alloc(sizeof(*context));
+    if (!context)
+        return NULL;
+    context->ibv = ibv;
+    context->ops = ibv->ops;
+    if (!cqn_table_put(&cqn_objects, (uintptr_t)ibv, context)) {
+        cqn_free(context, sizeof(*context));
+        return NULL;
+    }
+    context->number = ++cqn_counts.contexts;
+    return context;
+}
+
 /* Libraries on top of libibverbs, such as libmlx5, open devices in other ways, so the first call
  * that passes a context registers it. Returns the context, or NULL. */
 struct context *cqn_context(struct ibv_context *ibv)
@@ -55,17 +72,13 @@ struct context *cqn_context(struct ibv_context *ibv)
     cqn_timeline_ready();
     cqn_lock(&cqn_lists_lock);
     context = cqn_object(ibv);
-    if (!context && (context = cqn_alloc(sizeof(*context)))) {
-        context->ibv = ibv;
-        context->number = ++cqn_counts.contexts;
-        context->ops = ibv->ops;
+    if (!context && (context = new_context(ibv))) {
         ibv->ops.poll_cq = cqn_op_poll_cq;
         ibv->ops.req_notify_cq = cqn_op_req_notify_cq;
         ibv->ops.post_send = cqn_op_post_send;
         ibv->ops.post_recv = cqn_op_post_recv;
         ibv->ops.post_srq_recv = cqn_op_post_srq_recv;
         replace_extended(context);
-        cqn_table_put(&cqn_objects, (uintptr_t)ibv, context);
     }
     cqn_unlock(&cqn_lists_lock);
     return context;
@@ -181,6 +194,14 @@ static struct channel *new_channel(void)
     return channel;
 }
 
+static void keep_spare(struct channel *channel)
+{
+    cqn_lock(&cqn_lists_lock);
+    channel->next = spare_channels;
+    spare_channels = channel;
+    cqn_unlock(&cqn_lists_lock);
+}
+
 struct ibv_comp_channel *cqn_hook_ibv_create_comp_channel(struct ibv_context *ibv)
 {
     cqn_context(ibv);
@@ -190,10 +211,13 @@ struct ibv_comp_channel *cqn_hook_ibv_create_comp_channel(struct ibv_context *ib
     struct channel *channel = created ? new_channel() : NULL;
     if (!channel)
         return created;
+    if (!cqn_table_put(&cqn_objects, (uintptr_t)created, channel)) {
+        keep_spare(channel);
+        return created;
+    }
     channel->ibv = created;
     channel->descriptor = created->fd;
     channel->number = __atomic_add_fetch(&cqn_counts.channels, 1, __ATOMIC_RELAXED);
-    cqn_table_put(&cqn_objects, (uintptr_t)created, channel);
     cqn_sleep_channel(channel->descriptor, channel);
     RECORD(.what = RECORD_CHANNEL_CREATED, .object = channel->number,
            .number = (uint32_t)channel->descriptor);
@@ -215,9 +239,6 @@ int cqn_hook_ibv_destroy_comp_channel(struct ibv_comp_channel *ibv)
     }
     RECORD(.what = RECORD_CHANNEL_DESTROYED, .object = channel->number);
     cqn_table_remove(&cqn_objects, (uintptr_t)ibv);
-    cqn_lock(&cqn_lists_lock);
-    channel->next = spare_channels;
-    spare_channels = channel;
-    cqn_unlock(&cqn_lists_lock);
+    keep_spare(channel);
     return result;
 }

@@ -25,19 +25,23 @@ static void show(struct cq *cq)
         cq->channel->cqs = cq;
     }
     cqn_unlock(&cqn_lists_lock);
-    cqn_table_put(&cqn_objects, (uintptr_t)cq->ibv, cq);
 }
 
 struct cq *cqn_cq_add(struct ibv_cq *ibv)
 {
-    struct cq *cq = ibv ? cqn_alloc(sizeof(*cq)) : NULL;
+    struct context *context = ibv ? cqn_context(ibv->context) : NULL;
+    struct cq *cq = context ? cqn_alloc(sizeof(*cq)) : NULL;
     if (!cq)
         return NULL;
     cq->ibv = ibv;
-    cq->context = cqn_context(ibv->context);
+    cq->context = context;
     cq->channel = ibv->channel ? cqn_object(ibv->channel) : NULL;
     cq->entries = (uint32_t)ibv->cqe;
     cq->number = __atomic_add_fetch(&cqn_counts.cqs, 1, __ATOMIC_RELAXED);
+    if (!cqn_table_put(&cqn_objects, (uintptr_t)ibv, cq)) {
+        cqn_free(cq, sizeof(*cq));
+        return NULL;
+    }
     show(cq);
     RECORD(.what = RECORD_CQ_CREATED, .object = cq->number,
            .other = cq->channel ? cq->channel->number : 0, .number = cq->entries);
@@ -339,6 +343,7 @@ int cqn_hook_ibv_destroy_cq(struct ibv_cq *ibv)
     cqn_chaos_delays(CHAOS_DESTROY);
     int result = cqn_real.ibv_destroy_cq(ibv);
     if (result != 0) {
+        cqn_table_put(&cqn_objects, (uintptr_t)ibv, cq);
         show(cq);
         return result;
     }

@@ -21,6 +21,11 @@ struct cq_ex {
     bool emptied;
 };
 
+static struct cq *of(struct ibv_cq_ex *ibv)
+{
+    return cqn_replaced(ibv);
+}
+
 /* ---- a completion of the device ------------------------------------------------------------- */
 
 /* Reads the fields that the observer needs, if the CQ was created with them. */
@@ -130,7 +135,7 @@ static void finish(struct cq *cq)
 
 static int start_poll(struct ibv_cq_ex *ibv, struct ibv_poll_cq_attr *attr)
 {
-    struct cq *cq = cqn_object(ibv);
+    struct cq *cq = of(ibv);
     SITE_HERE(&cq->poll);
     cqn_lock(&cq->lock);
     cq->ex->got = 0;
@@ -149,7 +154,7 @@ static int start_poll(struct ibv_cq_ex *ibv, struct ibv_poll_cq_attr *attr)
 
 static int next_poll(struct ibv_cq_ex *ibv)
 {
-    struct cq *cq = cqn_object(ibv);
+    struct cq *cq = of(ibv);
     if (show_kept(cq))
         return 0;
     if (cq->ex->started)
@@ -160,7 +165,7 @@ static int next_poll(struct ibv_cq_ex *ibv)
 
 static void end_poll(struct ibv_cq_ex *ibv)
 {
-    struct cq *cq = cqn_object(ibv);
+    struct cq *cq = of(ibv);
     if (cq->ex->started)
         cq->ex->real.end_poll(ibv);
     finish(cq);
@@ -171,7 +176,7 @@ static void end_poll(struct ibv_cq_ex *ibv)
 #define READER(type, function, field)                                    \
     static type function(struct ibv_cq_ex *ibv)                          \
     {                                                                    \
-        const struct cq_ex *ex = ((struct cq *)cqn_object(ibv))->ex;     \
+        const struct cq_ex *ex = of(ibv)->ex;                            \
         return ex->in_kept ? ex->current.field : ex->real.function(ibv); \
     }
 
@@ -192,7 +197,7 @@ READER(uint64_t, read_completion_wallclock_ns, wallclock)
 
 static void read_tm_info(struct ibv_cq_ex *ibv, struct ibv_wc_tm_info *info)
 {
-    const struct cq_ex *ex = ((struct cq *)cqn_object(ibv))->ex;
+    const struct cq_ex *ex = of(ibv)->ex;
     if (ex->in_kept)
         *info = ex->current.tm_info;
     else
@@ -234,7 +239,7 @@ static void wrap(struct cq *cq)
 struct ibv_cq_ex *cqn_op_create_cq_ex(struct ibv_context *ibv_context,
                                       struct ibv_cq_init_attr_ex *attr)
 {
-    struct context *context = cqn_object(ibv_context);
+    struct context *context = cqn_replaced(ibv_context);
     if (cqn_chaos_refuses(CHAOS_CREATE))
         return NULL;
     uint64_t asked = attr->wc_flags;

@@ -5,7 +5,6 @@
  */
 #include "memory.h"
 
-#include <stdbool.h>
 #include <string.h>
 #include <sys/mman.h>
 
@@ -118,13 +117,17 @@ static bool renew(struct table *table)
     return true;
 }
 
-void cqn_table_put(struct table *table, uintptr_t key, void *value)
+/* Without memory for more slots a table fills up, except for the slot that ends searches. */
+bool cqn_table_put(struct table *table, uintptr_t key, void *value)
 {
     cqn_lock(&table_lock);
     const struct slots *slots = table->slots;
-    if ((slots && 2 * (size_t)table->used <= slots->mask) || renew(table))
+    bool has_room = (slots && 2 * (size_t)table->used <= slots->mask) || renew(table) ||
+                    (slots && table->used < slots->mask);
+    if (has_room)
         table->used += insert(table->slots, key, value);
     cqn_unlock(&table_lock);
+    return has_room;
 }
 
 void cqn_table_remove(struct table *table, uintptr_t key)

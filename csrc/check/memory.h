@@ -3,6 +3,7 @@
 #ifndef CQN_CHECK_MEMORY_H
 #define CQN_CHECK_MEMORY_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -27,7 +28,8 @@ struct table {
     uint32_t used; /* including removed keys */
 };
 
-void cqn_table_put(struct table *table, uintptr_t key, void *value);
+/* Returns false if there is no memory: the table does not have the key then. */
+bool cqn_table_put(struct table *table, uintptr_t key, void *value);
 void cqn_table_remove(struct table *table, uintptr_t key);
 
 static inline size_t cqn_table_place(uintptr_t key)

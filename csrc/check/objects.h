@@ -3,6 +3,7 @@
 #ifndef CQN_CHECK_OBJECTS_H
 #define CQN_CHECK_OBJECTS_H
 
+#include <assert.h>
 #include <infiniband/verbs.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -55,6 +56,14 @@ struct context *cqn_context(struct ibv_context *ibv); /* registers the context i
 static inline void *cqn_object(const void *ibv)
 {
     return cqn_table_find(&cqn_objects, (uintptr_t)ibv);
+}
+
+/* The same of an object whose functions the observer has replaced: it is known until its end. */
+static inline void *cqn_replaced(const void *ibv)
+{
+    void *object = cqn_object(ibv);
+    assert(object);
+    return object;
 }
 
 /* ---- completion queues (cq.c) -------------------------------------------------------------- */

@@ -22,11 +22,16 @@ static uintptr_t key_of(uint32_t qp_num)
 
 static struct qp *add(struct ibv_qp *ibv, const struct ibv_qp_cap *cap, bool all_signaled)
 {
-    struct qp *qp = ibv ? cqn_alloc(sizeof(*qp)) : NULL;
+    struct context *context = ibv ? cqn_context(ibv->context) : NULL;
+    struct qp *qp = context ? cqn_alloc(sizeof(*qp)) : NULL;
     if (!qp)
         return NULL;
+    if (!cqn_table_put(&cqn_objects, (uintptr_t)ibv, qp)) {
+        cqn_free(qp, sizeof(*qp));
+        return NULL;
+    }
     qp->ibv = ibv;
-    qp->context = cqn_context(ibv->context);
+    qp->context = context;
     qp->send_cq = ibv->send_cq ? cqn_object(ibv->send_cq) : NULL;
     qp->recv_cq = ibv->recv_cq ? cqn_object(ibv->recv_cq) : NULL;
     qp->srq = ibv->srq ? cqn_object(ibv->srq) : NULL;
@@ -41,7 +46,6 @@ static struct qp *add(struct ibv_qp *ibv, const struct ibv_qp_cap *cap, bool all
     cqn_table_remove(&qp->context->qps, key_of(qp->qp_num)); /* an earlier one of that number */
     cqn_table_put(&qp->context->qps, key_of(qp->qp_num), qp);
     cqn_unlock(&cqn_lists_lock);
-    cqn_table_put(&cqn_objects, (uintptr_t)ibv, qp);
     RECORD(.what = RECORD_QP_CREATED, .object = qp->number,
            .other = qp->send_cq ? qp->send_cq->number : 0,
            .value = qp->recv_cq ? qp->recv_cq->number : 0, .number = qp->qp_num,
@@ -62,7 +66,7 @@ struct ibv_qp *cqn_hook_ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr
 struct ibv_qp *cqn_op_create_qp_ex(struct ibv_context *ibv_context,
                                    struct ibv_qp_init_attr_ex *attr)
 {
-    struct context *context = cqn_object(ibv_context);
+    struct context *context = cqn_replaced(ibv_context);
     if (cqn_chaos_refuses(CHAOS_CREATE))
         return NULL;
     struct ibv_qp *ibv = context->create_qp_ex(ibv_context, attr);
@@ -74,18 +78,22 @@ struct ibv_qp *cqn_op_create_qp_ex(struct ibv_context *ibv_context,
 
 static void add_srq(struct ibv_srq *ibv, const struct ibv_srq_attr *attr)
 {
-    struct srq *srq = ibv ? cqn_alloc(sizeof(*srq)) : NULL;
+    struct context *context = ibv ? cqn_context(ibv->context) : NULL;
+    struct srq *srq = context ? cqn_alloc(sizeof(*srq)) : NULL;
     if (!srq)
         return;
+    if (!cqn_table_put(&cqn_objects, (uintptr_t)ibv, srq)) {
+        cqn_free(srq, sizeof(*srq));
+        return;
+    }
     srq->ibv = ibv;
-    srq->context = cqn_context(ibv->context);
+    srq->context = context;
     cqn_queue_init(&srq->receives, attr->max_wr, attr->max_sge);
     cqn_lock(&cqn_lists_lock);
     srq->number = ++cqn_counts.srqs;
     srq->next = cqn_srqs;
     cqn_srqs = srq;
     cqn_unlock(&cqn_lists_lock);
-    cqn_table_put(&cqn_objects, (uintptr_t)ibv, srq);
     RECORD(.what = RECORD_SRQ_CREATED, .object = srq->number, .number = attr->max_wr);
 }
 
@@ -102,7 +110,7 @@ struct ibv_srq *cqn_hook_ibv_create_srq(struct ibv_pd *pd, struct ibv_srq_init_a
 struct ibv_srq *cqn_op_create_srq_ex(struct ibv_context *ibv_context,
                                      struct ibv_srq_init_attr_ex *attr)
 {
-    struct context *context = cqn_object(ibv_context);
+    struct context *context = cqn_replaced(ibv_context);
     if (cqn_chaos_refuses(CHAOS_CREATE))
         return NULL;
     struct ibv_srq *ibv = context->create_srq_ex(ibv_context, attr);

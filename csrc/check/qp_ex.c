@@ -16,7 +16,7 @@ struct qp_ex {
 
 static struct qp *of(struct ibv_qp_ex *ibv)
 {
-    return cqn_object(ibv);
+    return cqn_replaced(ibv);
 }
 
 /* Commits the previous request, which is complete now. */

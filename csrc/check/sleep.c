@@ -82,12 +82,15 @@ static void forget(int descriptor)
 static struct descriptor *add_descriptor(int descriptor)
 {
     struct descriptor *known = cqn_alloc(sizeof(*known));
-    if (known) {
-        known->number = descriptor;
-        known->next = all;
-        all = known;
-        cqn_table_put(&descriptors, key_of(descriptor), known);
+    if (!known)
+        return NULL;
+    if (!cqn_table_put(&descriptors, key_of(descriptor), known)) {
+        cqn_free(known, sizeof(*known));
+        return NULL;
     }
+    known->number = descriptor;
+    known->next = all;
+    all = known;
     return known;
 }
 

@@ -210,6 +210,7 @@ static PySendResult cm_call_am_send(PyObject *op, PyObject *value, PyObject **re
     if (cqn_refuse_step(self->stepping, self->channel == NULL) < 0) {
         return PYGEN_ERROR;
     }
+    assert(self->channel != NULL);
     self->stepping = true;
     PySendResult r = resume(self, value, result);
     self->stepping = false;

@@ -85,7 +85,9 @@ static struct ibv_qp *add_fake_qp(struct ibv_qp *qp, struct ibv_qp *real, enum i
                                   int *used)
 {
     if (qp != NULL) {
-        *find_qp(NULL) = (fake_qp){.qp = qp, .real = real, .type = type, .used = used};
+        fake_qp *entry = find_qp(NULL);
+        assert(entry != NULL); /* more than any test uses at a time */
+        *entry = (fake_qp){.qp = qp, .real = real, .type = type, .used = used};
         if (used != NULL) {
             ++*used;
         }
@@ -108,9 +110,19 @@ static struct ibv_qp *make_qp(struct ibv_pd *pd, const struct ibv_qp_init_attr *
 
 static struct ibv_xrcd *open_xrcd(struct ibv_context *context, struct ibv_xrcd_init_attr *attr);
 
+void *cqn_fake_alloc(size_t size)
+{
+    void *zeroed = calloc(1, size);
+    if (zeroed == NULL) {
+        abort();
+    }
+    return zeroed;
+}
+
 bool cqn_is_fake(const struct ibv_context *context)
 {
-    return verbs_get_ctx((struct ibv_context *)context)->open_xrcd == open_xrcd;
+    const struct verbs_context *ops = verbs_get_ctx((struct ibv_context *)context);
+    return ops != NULL && ops->open_xrcd == open_xrcd;
 }
 
 struct ibv_qp *cqn_fake_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
@@ -133,7 +145,7 @@ static struct ibv_qp *make_xrc_recv(void *qp_context, struct ibv_xrcd *xrcd)
                                     .cap = {.max_send_wr = 1, .max_send_sge = 1},
                                     .qp_type = IBV_QPT_RC};
     struct ibv_qp *real = (ibv_create_qp)(xrc.pd, &attr);
-    struct ibv_qp *qp = real == NULL ? NULL : calloc(1, sizeof(*qp));
+    struct ibv_qp *qp = real == NULL ? NULL : cqn_fake_alloc(sizeof(*qp));
     if (qp != NULL) {
         *qp = *real;
     }
@@ -267,7 +279,7 @@ int cqn_fake_destroy_qp(struct ibv_qp *qp)
 
 static struct ibv_xrcd *open_xrcd(struct ibv_context *context, struct ibv_xrcd_init_attr *attr)
 {
-    domain *self = calloc(1, sizeof(*self));
+    domain *self = cqn_fake_alloc(sizeof(*self));
     self->xrcd.context = context;
     return cqn_fake_note("ibv_open_xrcd", self, attr, sizeof(*attr), NULL, 0);
 }
@@ -448,7 +460,7 @@ static struct ibv_flow *create_flow(struct ibv_qp *qp, struct ibv_flow_attr *att
     if (attr->size >= sizeof(*attr) + sizeof(last)) {
         memcpy(&last, (char *)attr + attr->size - sizeof(last), sizeof(last));
     }
-    counted_flow *self = calloc(1, sizeof(*self));
+    counted_flow *self = cqn_fake_alloc(sizeof(*self));
     self->flow.context = qp->context;
     if (last.type == IBV_FLOW_SPEC_ACTION_COUNT && last.size == sizeof(last)) {
         self->counters = (flow_counters *)last.counters;
@@ -471,7 +483,7 @@ static int destroy_flow(struct ibv_flow *flow)
 static struct ibv_counters *create_counters(struct ibv_context *context,
                                             struct ibv_counters_init_attr *attr)
 {
-    flow_counters *self = calloc(1, sizeof(*self));
+    flow_counters *self = cqn_fake_alloc(sizeof(*self));
     self->counters.context = context;
     return cqn_fake_note("ibv_create_counters", self, attr, sizeof(*attr), NULL, 0);
 }
@@ -527,7 +539,7 @@ static struct ibv_wq *create_wq(struct ibv_context *context, struct ibv_wq_init_
         .recv_cq = attr->cq,
         .cap = {.max_send_wr = 1, .max_recv_wr = attr->max_wr, .max_recv_sge = attr->max_sge},
         .qp_type = IBV_QPT_UC};
-    work_queue *self = calloc(1, sizeof(*self));
+    work_queue *self = cqn_fake_alloc(sizeof(*self));
     self->qp = (ibv_create_qp)(attr->pd, &real);
     self->wq = (struct ibv_wq){.context = context,
                                .pd = attr->pd,
@@ -566,7 +578,7 @@ static int destroy_wq(struct ibv_wq *wq)
 static struct ibv_rwq_ind_table *create_table(struct ibv_context *context,
                                               struct ibv_rwq_ind_table_init_attr *attr)
 {
-    ind_table *self = calloc(1, sizeof(*self));
+    ind_table *self = cqn_fake_alloc(sizeof(*self));
     self->table.context = context;
     self->table.ind_tbl_num = 7;
     self->n = 1 << attr->log_ind_tbl_size;
@@ -641,6 +653,7 @@ void cqn_fake_attr(struct ibv_device_attr_ex *attr)
 void cqn_make_fake(struct ibv_context *context)
 {
     struct verbs_context *ops = verbs_get_ctx(context);
+    assert(ops != NULL);
     create_qp_ex_of_device = ops->create_qp_ex;
     ops->create_qp_ex = create_qp_ex;
     create_cq_ex_of_device = ops->create_cq_ex;

@@ -17,6 +17,8 @@ void cqn_make_fake(struct ibv_context *context);
 bool cqn_is_fake(const struct ibv_context *context);
 void cqn_fake_attr(struct ibv_device_attr_ex *attr);
 
+void *cqn_fake_alloc(size_t size); /* zeroed memory; without any, the tests end */
+
 /* Replacements of calls, for its contexts; other contexts get the real calls. */
 struct ibv_qp *cqn_fake_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr);
 int cqn_fake_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask);

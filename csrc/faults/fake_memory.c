@@ -97,7 +97,7 @@ static int copy_from(void *to, struct ibv_dm *dm, uint64_t offset, size_t length
 
 static struct ibv_dm *new_dm(struct ibv_context *context, size_t length, uint32_t handle)
 {
-    fake_dm *self = calloc(1, sizeof(*self));
+    fake_dm *self = cqn_fake_alloc(sizeof(*self));
     *self = (fake_dm){.dm = {.context = context, .handle = handle}, .length = length};
     self->dm.memcpy_to_dm = copy_to;
     self->dm.memcpy_from_dm = copy_from;
@@ -167,7 +167,7 @@ static int advise_mr(struct ibv_pd *pd, enum ibv_advise_mr_advice advice, uint32
 
 static struct ibv_td *alloc_td(struct ibv_context *context, struct ibv_td_init_attr *attr)
 {
-    struct ibv_td *td = calloc(1, sizeof(*td));
+    struct ibv_td *td = cqn_fake_alloc(sizeof(*td));
     td->context = context;
     return note("ibv_alloc_td", td, "comp_mask %u", attr->comp_mask);
 }
@@ -185,7 +185,7 @@ static struct ibv_pd *alloc_parent_domain(struct ibv_context *context,
                                           struct ibv_parent_domain_init_attr *attr)
 {
     (void)context;
-    struct ibv_pd *pd = calloc(1, 256); /* with space for the provider's own fields */
+    struct ibv_pd *pd = cqn_fake_alloc(256); /* with space for the provider's own fields */
     *pd = *attr->pd;
     for (size_t i = 0; i < Py_ARRAY_LENGTH(parents); i++) {
         struct ibv_pd *none = NULL;
@@ -258,6 +258,7 @@ void cqn_unimport_dm(struct ibv_dm *dm)
 void cqn_make_fake_memory(struct ibv_context *context)
 {
     struct verbs_context *ops = verbs_get_ctx(context);
+    assert(ops != NULL);
     atomic_store(&rereg_result, 0);
     ops->alloc_dm = alloc_dm;
     ops->free_dm = free_dm;

@@ -99,6 +99,7 @@ static cqn_regions *set_with_room(cqn_registered *self, unsigned int access)
 static void unlist(cqn_registered *self, cqn_region *region)
 {
     cqn_regions *set = set_of(self, region->access);
+    assert(set != NULL); /* sets stay */
     const size_t i = begun_at(set, region->start) - 1;
     assert(set->regions[i] == region);
     set->len--;

@@ -109,6 +109,7 @@ static struct ibv_device **list_devices(int *n, int *err)
     if (list == NULL && *err == 0) {
         *err = errno == ENOSYS ? why_no_class() : errno;
     }
+    assert(list != NULL || *n == 0);
     return list;
 }
 

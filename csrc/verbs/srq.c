@@ -307,6 +307,7 @@ static struct ibv_srq *create_srq(cqn_srq *self, const srq_args *a)
     };
     const bool basic = a->type == IBV_SRQT_BASIC;
     if (!basic) {
+        assert(self->cq != NULL); /* parse_srq_type() */
         init.cq = self->cq->base.handle;
     }
     if (a->type == IBV_SRQT_XRC) {

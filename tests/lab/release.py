@@ -46,6 +46,7 @@ def steps() -> dict[str, list[str]]:
     """Each step's name and its command, in a clone of the project."""
     table = {
         "lint": ["./lab", "lint"],
+        "analyze": ["./lab", "analyze"],
         "selftest": ["./lab", "selftest", "-q", "-m", ""],
         "docs": ["./lab", "docs"],
         "test": ["./lab", "test", "-q"],

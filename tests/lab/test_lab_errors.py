@@ -196,10 +196,10 @@ def test_guest_that_panics_is_reported_with_its_last_words(engine: str) -> None:
 
 def test_help_names_every_command() -> None:
     text = lab("--help").stdout.decode()
-    words = ["demo", "test", "bench", "run", "shell", "build", "lint", "docs", "selftest"]
-    for word in [*words, "mutants", "release", "kernels", "clean"]:
+    words = ["demo", "test", "bench", "run", "shell", "build", "lint", "analyze", "docs"]
+    for word in [*words, "selftest", "mutants", "release", "kernels", "clean"]:
         assert f"./lab {word}" in text
-    for variant in ("asan", "tsan", "refleak", "coverage"):
+    for variant in ("asan", "tsan", "valgrind", "refleak", "coverage"):
         assert f"\n  --{variant} " in text
 
 
@@ -262,6 +262,7 @@ def test_what_reads_the_terminal_runs_in_one_guest_as_a_whole() -> None:
     [
         pytest.param(["--asan"], 0, "", marks=pytest.mark.release),
         pytest.param(["--tsan"], 0, "", marks=pytest.mark.release),
+        pytest.param(["--valgrind"], 0, "memcheck reports nothing", marks=pytest.mark.release),
         pytest.param(["--refleak"], 0, " runs of ", marks=pytest.mark.release),
         pytest.param(["--coverage"], 0, "csrc/module.c", marks=pytest.mark.release),
         # That of .ci/run.
@@ -327,7 +328,7 @@ def test_clean_removes_what_the_lab_made_and_nothing_else(tmp_path: Path) -> Non
     project, cache = tmp_path / "project", tmp_path / "cache"
     project.mkdir()
     shutil.copy(LAB, project)
-    made = ("asan-1", "tsan-1", "refleak-1", "coverage-1", "venv-3.11-1", "kernels")
+    made = ("asan-1", "tsan-1", "valgrind-1", "refleak-1", "coverage-1", "venv-3.11-1", "kernels")
     for name in (*made, "mine"):
         (cache / name).mkdir(parents=True)
     (cache / "asan-1.lock").touch()
