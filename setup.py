@@ -246,7 +246,8 @@ setup(
             depends=sorted(str(p) for p in Path("csrc/check").glob("*.h")),
             define_macros=[("_GNU_SOURCE", None)],
             libraries=["dl"],
-            extra_compile_args=["-std=c11", "-fvisibility=hidden", *(["-g", "-UNDEBUG"] if debug else ["-O2"])],
+            extra_compile_args=["-std=c11", "-fvisibility=hidden"]
+            + (["-g", "-UNDEBUG"] if debug else ["-O2"]),
             extra_link_args=["-static-libgcc"],
             # It needs rtld-audit(7) of glibc, and compares completions as little-endian words.
             optional=platform.libc_ver()[0] != "glibc" or sys.byteorder == "big",

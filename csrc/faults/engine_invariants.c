@@ -143,7 +143,7 @@ static const char *check_woken(const cqn_engine *self)
     for (const cqn_awaitable *r = self->first; r != NULL; r = r->next) {
         due += r->wake == CQN_SCHEDULED;
     }
-    MUST(due <= self->scheduled); /* COMPLETE ones are in no list */
+    MUST(due <= self->scheduled);         /* COMPLETE ones are in no list */
     MUST(self->scheduled < SIZE_MAX / 2); /* no more went on than were scheduled */
     return NULL;
 }
