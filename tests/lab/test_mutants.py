@@ -7,13 +7,10 @@ import random
 import re
 from pathlib import Path
 
-import pytest
-from lab_runs import PROJECT, built, lab
-
-pytest.importorskip("tree_sitter_c", reason="./lab mutants installs it")
-
 import mutants
 import mutants_planted
+import pytest
+from lab_runs import PROJECT, built, lab
 from mutants_planted import TableError, known, mutants_of, planted, read
 
 FUNCTION = """\
