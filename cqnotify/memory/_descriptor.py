@@ -19,7 +19,7 @@ MAX_DIMENSIONS: Final = 64  # of numpy
 _PROCESS: Final = re.compile(f"[0-9a-f]{{{2 * PROCESS_SIZE}}}")
 
 
-class Access(enum.Flag):
+class Access(enum.Flag, boundary=enum.STRICT):  # the default, except in Python 3.11.2
     """The rights of peers: to read exposed memory, or to write to it."""
 
     READ = 1
