@@ -193,7 +193,7 @@ def check_lab(words: list[str]) -> bool:
 def check_python(words: list[str]) -> bool:
     if words[0] == "-m":
         return words[1:2] == ["pytest"] or (words[1] == "cqnotify" and check_cqnotify(words[2:]))
-    if words[0].startswith("examples/"):
+    if words[0].startswith(("examples/", "tests/")):
         return accepts(helped(sys.executable, words[0], "--help"), words[1:])
     if words[0] == "-c":
         return bool(compile(words[1], words[0], "exec"))
