@@ -12,7 +12,7 @@ import collections
 from typing import Any
 
 from journal import Journal
-from node import QUIET, STOP, Node, say
+from node import QUIET, STOP, Node, finals_of, say
 from numbered import Numbered, data_of
 
 from cqnotify import messages
@@ -119,8 +119,7 @@ async def main(node: Node) -> None:
 
 def judge(record: list[dict[str, Any]], hosts: int) -> list[str]:
     """What is wrong with the run, by its record."""
-    finals = {event["host"]: event for event in record if event["what"] == "final"}
-    found = [f"host {n} has no end" for n in range(1, hosts + 1) if n not in finals]
+    finals, found = finals_of(record, hosts)
     if found:
         return found
     total = sum(final["balance"] for final in finals.values())

@@ -14,7 +14,7 @@ from typing import Any
 import dask
 import numpy
 from distributed import Client, Scheduler, Worker
-from node import CLOSE, QUIET, STOP, Node, say
+from node import CLOSE, QUIET, STOP, Node, finals_of, say
 
 PORT = 8786
 SCHEDULER = f"rdma://10.99.0.1:{PORT}"
@@ -109,8 +109,7 @@ async def main(node: Node) -> None:
 
 def judge(record: list[dict[str, Any]], hosts: int) -> list[str]:
     """What is wrong with the run, by its record."""
-    finals = {event["host"] for event in record if event["what"] == "final"}
-    found = [f"host {n} has no end" for n in range(1, hosts + 1) if n not in finals]
+    _, found = finals_of(record, hosts)
     if not any(event["what"] == "computed" and event["at"] > QUIET for event in record):
         found.append(f"nothing was computed after {QUIET:g} s")
     return found

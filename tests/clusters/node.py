@@ -48,6 +48,14 @@ def now() -> float:
     return time.time() - EPOCH
 
 
+def finals_of(
+    record: list[dict[str, Any]], hosts: int
+) -> tuple[dict[int, dict[str, Any]], list[str]]:
+    """Return what each host told at its end; and for each that told nothing, that this is wrong."""
+    finals = {event["host"]: event for event in record if event["what"] == "final"}
+    return finals, [f"host {n} has no end" for n in range(1, hosts + 1) if n not in finals]
+
+
 def say(what: str, **facts: Any) -> None:
     os.write(1, json.dumps({"at": round(now(), 3), "what": what, **facts}).encode() + b"\n")
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy
 from journal import Journal
-from node import QUIET, STOP, Node, say
+from node import QUIET, STOP, Node, finals_of, say
 from numbered import Numbered, data_of, digest
 
 from cqnotify import memory, messages
@@ -216,8 +216,7 @@ async def main(node: Node) -> None:
 
 def judge(record: list[dict[str, Any]], hosts: int) -> list[str]:
     """What is wrong with the run, by its record."""
-    finals = {event["host"]: event for event in record if event["what"] == "final"}
-    found = [f"host {n} has no end" for n in range(1, hosts + 1) if n not in finals]
+    finals, found = finals_of(record, hosts)
     if found:
         return found
     logs = {number: final["entries"] for number, final in finals.items()}

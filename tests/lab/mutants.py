@@ -314,7 +314,7 @@ class Run:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def work(self, todo: Iterable[Any], do: Any) -> None:
-        """In each guest, one after the other. What a guest ends in is done once more in another."""
+        """Each guest does one item at a time. If it ends in one, another guest does that again."""
         waiting: queue.SimpleQueue[tuple[Any, int]] = queue.SimpleQueue()
         for item in todo:
             waiting.put((item, 0))

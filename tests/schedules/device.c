@@ -555,7 +555,7 @@ int ibv_query_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask,
     return 0;
 }
 
-/* What the queue pair has completed stays in its CQs. */
+/* The CQs keep the completions of the queue pair. */
 int ibv_destroy_qp(struct ibv_qp *ibv)
 {
     for (int i = 0; i < QPS; i++) {
