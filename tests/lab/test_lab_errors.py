@@ -223,10 +223,14 @@ def test_a_python_is_built_without_the_lock_of_the_set_up(tmp_path: Path) -> Non
                 os.killpg(waiting.pid, signal.SIGKILL)
 
 
+def functions_of_the_lab() -> dict[str, str]:
+    text = Path(LAB).read_text()
+    return dict(re.findall(r"^(\w+)\(\) \{(?: #[^\n]*)?\n(.*?)^\}", text, re.M | re.S))
+
+
 def test_each_pip_has_the_lock_of_the_set_up() -> None:
     # Two pips in one environment break it, and each ./lab of a project has the same.
-    text = Path(LAB).read_text()
-    functions = dict(re.findall(r"^(\w+)\(\) \{(?: #[^\n]*)?\n(.*?)^\}", text, re.M | re.S))
+    functions = functions_of_the_lab()
     locked, _, _ = functions["set_up"].rpartition("exec 9>&-")
     piping = {name for name, body in functions.items() if re.search(r"-m (pip|venv)\b", body)}
     assert piping >= {"make_venv", "build_package", "install_tools"}
@@ -235,6 +239,33 @@ def test_each_pip_has_the_lock_of_the_set_up() -> None:
         assert re.search(rf"\b{within.get(name, name)}\b", locked), name
         callers = [caller for caller, body in functions.items() if re.search(rf"\b{name}\b", body)]
         assert callers == [within.get(name, "set_up")], name
+
+
+def test_an_environment_gets_what_it_lacks(tmp_path: Path) -> None:
+    # It outlives the project's versions: of its groups some are new, others want other packages.
+    python = tmp_path / "bin/python"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/asked\n')
+    python.chmod(0o755)
+    lock = tmp_path / "tests/lab/lock.txt"
+    lock.parent.mkdir(parents=True)
+    install = functions_of_the_lab()["install_group"]
+    script = f"""set -eu
+        fingerprint() {{ sha256sum <"$1"; }}
+        logged() {{ "${{@:2}}"; }}
+        install_group() {{\n{install}}}
+        install_group . "$1" """
+
+    def groups_after(group: str) -> list[str]:
+        subprocess.run(["bash", "-c", script, "lab", group], cwd=tmp_path, check=True)
+        return re.findall(r"--group (\w+)", (tmp_path / "asked").read_text())
+
+    lock.write_text("ruff==1")
+    assert groups_after("lint") == ["lint"]
+    assert groups_after("lint") == ["lint"]
+    assert groups_after("mutants") == ["lint", "mutants"]
+    lock.write_text("ruff==2")
+    assert groups_after("lint") == ["lint", "mutants", "lint"]
 
 
 def test_suite_runs_in_two_guests_as_one() -> None:
