@@ -43,12 +43,17 @@ def call(acq: AsyncCQ, link: Link, number: Any) -> Awaitable[Any]:
 
 
 @pytest.mark.parametrize("room", [True, False], ids=["at once", "after it has waited for room"])
-@pytest.mark.parametrize("error", [Odd(7, why="so"), KeyError("mine"), OSError(5, "mine", "file")])
+@pytest.mark.parametrize(
+    "make",
+    [lambda: Odd(7, why="so"), lambda: KeyError("mine"), lambda: OSError(5, "mine", "file")],
+    ids=["Odd", "KeyError", "OSError"],
+)
 @pytest.mark.link(max_send_wr=4)
 async def test_an_error_of_a_post_is_raised_as_it_is(
-    acq: AsyncCQ, link: Link, error: Exception, room: bool
+    acq: AsyncCQ, link: Link, make: Callable[[], Exception], room: bool
 ) -> None:
     """With its type, its arguments and its attributes. Those behind it are posted."""
+    error = make()
     full = [] if room else await fill(acq, link)
     bad = asyncio.ensure_future(call(acq, link, Refusing(error)))
     good = await start(acq.send(link.qp, link.sg))

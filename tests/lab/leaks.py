@@ -15,6 +15,7 @@ import gc
 import inspect
 import itertools
 import os
+import re
 import sys
 import time
 from array import array
@@ -77,6 +78,7 @@ def settle(threads_before: int) -> None:
         time.sleep(0.001)
     # Names of methods are kept there, at places that depend on how many types were made.
     getattr(sys, "_clear_internal_caches", sys._clear_type_cache)()
+    re.purge()  # patterns with a number that is another one in each run
     for _ in range(3):
         gc.collect()
 
@@ -118,13 +120,21 @@ class Record:
 summary: dict[str, tuple[int, str]] = {}
 
 
-class Finalizers:
-    """Those of the test's fixtures. With each run, each of them is once more in the list of each
-    wider one that it uses, until that one ends."""
+# All fixtures that were set up: a test may also ask for one by name.
+fixtures: set[pytest.FixtureDef[object]] = set()
 
-    def __init__(self, item: pytest.Item) -> None:
-        known = item._fixtureinfo.name2fixturedefs.values()  # type: ignore[attr-defined]
-        self.lists = [fixture._finalizers for fixtures in known for fixture in fixtures]
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object]) -> None:
+    fixtures.add(fixturedef)
+
+
+class Finalizers:
+    """Those of fixtures. With each run of a test, each fixture that it uses is once more in the
+    list of each wider one that this uses, until that one ends."""
+
+    def __init__(self) -> None:
+        self.lists = [fixture._finalizers for fixture in fixtures]
         self.lengths = array("q", map(len, self.lists))
 
     def forget_new(self) -> None:
@@ -135,7 +145,7 @@ class Finalizers:
 def run_again(item: pytest.Item, nextitem: pytest.Item | None, record: Record, limit: int) -> str:
     """Runs a test that has passed, until it is cleared; says what is wrong with it, if anything."""
     before = threads()
-    finalizers = Finalizers(item)
+    finalizers = Finalizers()
     # Nothing here may hold more, or less, in one turn than in another.
     for run in range(limit):
         if run > 0:
