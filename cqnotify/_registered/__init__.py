@@ -17,7 +17,7 @@ from ._buffers import register
 from ._bytes import bytes_of
 from ._device import Device, Limits, limits, set_limits
 from ._pinning import SLOW, submit
-from ._pool import Pool, PoolStats, Registration, end_use
+from ._pool import Pool, PoolStats, Registration, close_here, end_use
 
 __all__ = [
     "SLOW",
@@ -27,6 +27,7 @@ __all__ = [
     "PoolStats",
     "Registration",
     "bytes_of",
+    "close_here",
     "end_use",
     "limits",
     "register",

@@ -77,7 +77,7 @@ def let_go(holder: Any) -> None:
     sleep, lives on without references until that thread runs."""
     view = holder[1] if isinstance(holder, tuple) else holder
     if isinstance(view, memoryview):
-        with contextlib.suppress(BufferError):  # a thread still deregisters it
+        with contextlib.suppress(BufferError):  # its MR could not be closed, and needs the memory
             view.release()
 
 

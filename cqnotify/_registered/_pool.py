@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 LOCAL = AccessFlags.LOCAL_WRITE | AccessFlags.MW_BIND  # which lets a peer do nothing
 
 Region = _core.RegisteredRegion
-Close = Callable[[MR], None]
+Close = Callable[[MR, Any], None]  # of an MR and of what holds its memory, see close_here()
 # What gets a registration, or the reason why there is none; in any thread.
 Done = Callable[["Registration | None", "BaseException | None"], None]
 
@@ -71,10 +71,18 @@ class Registration:
     """
 
     def __init__(
-        self, pool: Pool, region: Region | None, mr: MR, addr: int, nbytes: int, is_new: bool
+        self,
+        pool: Pool,
+        region: Region | None,
+        mr: MR,
+        addr: int,
+        nbytes: int,
+        is_new: bool,
+        holder: Any = None,
     ) -> None:
         self._pool = pool
         self._region = region  # None: of an MR that was given, or of one that is in no table
+        self._holder = holder  # of the memory of one that is in no table
         self.mr: MR = mr
         self.addr: int = addr
         self.nbytes: int = nbytes
@@ -99,7 +107,8 @@ class Registration:
             end_use(self._pool.table, region, close)
         elif self.is_new:  # it is in no table
             self.is_new = False
-            close_all([self.mr], close)
+            holder, self._holder = self._holder, None
+            close_all([self.mr], holder, close)
 
 
 def _registration(pool: Pool, region: Region, wanted: Wanted, is_new: bool) -> Registration:
@@ -170,7 +179,7 @@ class Pool:
 
     def leave(self, close: Close | None = None) -> None:
         """With the last user goes what is kept."""
-        close_all(self.table.leave(), close)
+        close_all(self.table.leave(), close=close)
 
     def close(self) -> None:
         """The device is closed, and what is kept with it."""
@@ -204,7 +213,7 @@ class Pool:
         """One of its own, which nobody else finds and which ends with release()."""
         one = _Registering(_buffers.wanted_of(buffer, access), access)
         mr = one.register(self.pd)
-        return Registration(self, None, mr, mr.addr, mr.length, True)
+        return Registration(self, None, mr, mr.addr, mr.length, True, one.memory)
 
     def taken_over(
         self, region: Region, start: int, nbytes: int, is_new: bool = False
@@ -299,7 +308,7 @@ class Pool:
                 if not in_the_way:
                     raise
             for mr in in_the_way:
-                _close_here(mr)
+                close_here(mr)
 
     def _add(self, one: _Registering, mr: MR, users: int) -> Region:
         region, mrs = self.table.add(mr, one.start, one.access, one.memory, users)
@@ -373,30 +382,31 @@ def _watch(table: _core.RegisteredTable, region: Region, array: Any) -> None:
     region.watch(array, weakref.ref(array, gone))
 
 
-def _close_here(mr: MR) -> None:
-    """A region that the device does not deregister ends with its context."""
+def close_here(mr: MR, holder: Any = None) -> None:
+    """Deregister it, and then end what has held its memory. A region that the device does not
+    deregister ends with its context, and until then the MR holds the memory."""
     with contextlib.suppress(VerbsError, ClosedError):  # as its array is freed elsewhere
         mr.close()
+    _buffers.let_go(holder)
 
 
-def _deregister(mr: MR) -> None:
+def _deregister(mr: MR, holder: Any) -> None:
     """In a thread if that takes long, and if an event loop runs here."""
     with contextlib.suppress(ClosedError):  # as its array is freed elsewhere
         if mr.length >= SLOW and asyncio._get_running_loop() is not None:
-            submit(_close_here, mr)
+            submit(close_here, mr, holder)
         else:
-            _close_here(mr)
+            close_here(mr, holder)
 
 
 def end_use(table: _core.RegisteredTable, region: Region, close: Close | None = None) -> None:
     """End one use of a region, see Registration.release()."""
     dropped = table.release(region)
     if dropped is not None:
-        mrs, holder = dropped  # the memory is freed after that, if this is the last use
-        close_all(mrs, close)
-        _buffers.let_go(holder)
+        close_all(*dropped, close)
 
 
-def close_all(mrs: list[MR], close: Close | None = None) -> None:
+def close_all(mrs: list[MR], holder: Any = None, close: Close | None = None) -> None:
+    """holder: what RegisteredTable.release() returns, if this was the last use of it."""
     for mr in mrs:
-        (close or _deregister)(mr)
+        (close or _deregister)(mr, holder)

@@ -11,8 +11,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from .. import MR, ClosedError, VerbsError
-from .._registered import SLOW, Registration, submit
+from .. import MR, ClosedError
+from .._registered import SLOW, Registration, close_here, submit
 
 _T = TypeVar("_T")
 # Around what is in flight.
@@ -95,15 +95,14 @@ class Pinning:
         if then is not None:
             then()
 
-    def close(self, mr: MR) -> None:
-        """Deregister it: in a thread if that takes time, and if this is the event loop's thread. A
-        region that the device does not deregister ends with its context."""
+    def close(self, mr: MR, holder: Any = None) -> None:
+        """As close_here(); in a thread if that takes long, and if this is the loop's thread."""
         is_here = asyncio._get_running_loop() is self._loop and not self.is_dropped
-        with contextlib.suppress(VerbsError, ClosedError):  # as its array is freed elsewhere
+        with contextlib.suppress(ClosedError):  # as its array is freed elsewhere
             if is_here and mr.length >= SLOW:
-                self.start(mr.close)
+                self.start(functools.partial(close_here, mr, holder))
             else:
-                mr.close()
+                close_here(mr, holder)
 
     def in_loop(self, call: Callable[[], None]) -> None:
         """At once; for the collector, which may interrupt the event loop, or be in another thread,

@@ -267,7 +267,8 @@ void cqn_registered_release(cqn_region *region)
         PyObject *pending = cqn_take_exception();
         PyObject *on_drop = Py_NewRef(region->table->on_drop), *mrs = dropped(chain), *done = NULL;
         if (mrs != NULL && on_drop != Py_None) {
-            CQN_UNLOCKED(done = PyObject_CallOneArg(on_drop, mrs));
+            PyObject *args[] = {mrs, holder == NULL ? Py_None : holder};
+            CQN_UNLOCKED(done = PyObject_Vectorcall(on_drop, args, 2, NULL));
         }
         if (PyErr_Occurred()) {
             PyErr_WriteUnraisable(on_drop);
@@ -760,7 +761,7 @@ static PyGetSetDef table_getset[] = {
 static PyType_Slot table_slots[] = {
     {Py_tp_doc, "RegisteredTable(max_bytes, max_kept, on_drop)\n--\n\n"
                 "What is registered in a protection domain, found by its addresses. on_drop() is "
-                "called with a list of MRs to be closed, by the core."},
+                "called by the core with what release() returns."},
     {Py_tp_new, table_new},
     {Py_tp_traverse, table_traverse},
     {Py_tp_clear, registered_clear},

@@ -52,7 +52,7 @@ struct cqn_registered {
     uint64_t kept, kept_bytes, in_use, in_use_bytes, registered, reused;
     uint64_t max_bytes, max_kept; /* of what is kept */
     uint64_t joined;              /* users of the table: without any, nothing is kept */
-    PyObject *on_drop;            /* called with a list of MRs to be closed */
+    PyObject *on_drop;            /* called with a list of MRs to be closed, and a holder */
 };
 
 /* Finds the memory of a buffer, and adds a user of it. `access` are flags of ibv_access_flags; the
@@ -69,7 +69,8 @@ cqn_region *cqn_registered_find(cqn_registered *self, uint64_t start, uint64_t e
                                 unsigned int access);
 
 /* Ends one use, and steals the reference. The MRs of what is not kept are passed to on_drop(), as a
- * list. Can run arbitrary code. Keeps the current exception. The caller holds the lock. */
+ * list, with what held the memory, which on_drop() ends after them. Can run arbitrary code. Keeps
+ * the current exception. The caller holds the lock. */
 void cqn_registered_release(cqn_region *region);
 
 extern PyType_Spec cqn_registered_spec, cqn_region_spec;

@@ -23,7 +23,7 @@ import pytest
 from interpreters import OWN_GIL, program
 from support import DEADLINE, eventually, python
 
-from cqnotify import MR, PD, AccessFlags, Context, DeviceCapFlags
+from cqnotify import MR, PD, AccessFlags, Context, DeviceCapFlags, _core
 from cqnotify import _registered as registered
 from cqnotify._registered import SLOW, Device, Pool, _buffers, _device
 
@@ -215,6 +215,76 @@ def test_what_can_move_is_registered_while_it_is_in_use(
     assert pool.stats[2:] == (0, 0, 0, 0)
     del view
     change()
+
+
+def views_of(buffer: bytearray) -> list[memoryview]:
+    """References to the memoryviews of it, as a thread that sleeps may have without a GIL."""
+    return [one for one in gc.get_objects() if isinstance(one, memoryview) and one.obj is buffer]
+
+
+def released_by_python(pool: Pool, buffer: bytearray) -> Callable[[], object]:
+    return pool.acquire(buffer, WRITE).release
+
+
+def released_alone(pool: Pool, buffer: bytearray) -> Callable[[], object]:
+    return pool.acquire_alone(buffer, WRITE).release
+
+
+def released_by_the_core(pool: Pool, buffer: bytearray) -> Callable[[], object]:
+    """By an exposure, which uses the region longer than the one that registered it."""
+    flags = pool.pd.context.query_device().device_cap_flags
+    if not flags & (DeviceCapFlags.MEM_WINDOW_TYPE_2A | DeviceCapFlags.MEM_WINDOW_TYPE_2B):
+        pytest.skip("the core finds nothing on a device without windows")
+    table = _core.ExposureTable()
+    table._set_types(type("Exposure", (_core.Exposure,), {}), READ, (READ,))
+    table._set_registered(pool.table)
+    registration = pool.acquire(buffer, BIND)
+    exposure = table._expose(buffer, READ)
+    assert exposure is not None
+    del exposure
+    registration.release()
+    return table._exposures.clear
+
+
+@pytest.mark.parametrize("way", [released_by_python, released_alone, released_by_the_core])
+def test_memory_is_free_when_its_use_ends_whoever_refers_to_a_view(
+    pool: Pool, way: Callable[[Pool, bytearray], Callable[[], object]]
+) -> None:
+    buffer = bytearray(SIZE)
+    release = way(pool, buffer)
+    views = views_of(buffer)
+    assert views
+    with pytest.raises(BufferError):
+        buffer.append(1)
+    release()
+    buffer.append(1)
+
+
+def test_large_memory_is_free_when_a_thread_has_deregistered_it(pool: Pool) -> None:
+    buffer = bytearray(SLOW)
+
+    async def scenario() -> list[memoryview]:
+        one = await pool.acquire_async(buffer, WRITE)
+        views = views_of(buffer)
+        one.release()
+        return views
+
+    views = asyncio.run(asyncio.wait_for(scenario(), DEADLINE))
+    assert views
+    registered._pinning.wait_idle()
+    buffer.append(1)
+
+
+def test_memory_of_an_mr_that_cannot_be_closed_is_not_let_go_of(pool: Pool) -> None:
+    buffer = bytearray(SIZE)
+    one = pool.acquire(buffer, WRITE)
+    kept: list[MR] = []
+    one.release(lambda mr, holder: kept.append(mr) or _buffers.let_go(holder))
+    with pytest.raises(BufferError):
+        buffer.append(1)
+    assert kept[0].read(1) == b"\0"
+    kept.pop().close()
+    buffer.append(1)
 
 
 def test_an_array_that_holds_its_memory_stays_registered(pool: Pool) -> None:
