@@ -355,7 +355,7 @@ static cqn_waiter *enter_queue(cqn_wait_queue *queue, uint64_t seen_serial, cqn_
 }
 
 /* A waiter that was interrupted but leaves for another reason leaves the interrupt to the next
- * waiter. In a forked child the other threads do not exist, and their eventfds are the parent's. */
+ * call. In a forked child the other threads do not exist, and their eventfds are the parent's. */
 static void leave_queue(const cqn_object *self, cqn_wait_queue *queue, cqn_waiter *waiter)
 {
     cqn_waiter **link = &queue->waiters;

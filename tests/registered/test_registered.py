@@ -279,7 +279,12 @@ def test_memory_of_an_mr_that_cannot_be_closed_is_not_let_go_of(pool: Pool) -> N
     buffer = bytearray(SIZE)
     one = pool.acquire(buffer, WRITE)
     kept: list[MR] = []
-    one.release(lambda mr, holder: kept.append(mr) or _buffers.let_go(holder))
+
+    def keep(mr: MR, holder: Any) -> None:
+        kept.append(mr)
+        _buffers.let_go(holder)
+
+    one.release(keep)
     with pytest.raises(BufferError):
         buffer.append(1)
     assert kept[0].read(1) == b"\0"
