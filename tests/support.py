@@ -216,11 +216,11 @@ def is_asleep(thread: threading.Thread) -> bool:
 
 
 def signal_when_asleep(number: signal.Signals) -> None:
-    """To the main thread, when its event loop sleeps."""
-    main = threading.main_thread()
-    sleeps = partial(sits_in, f"/proc/self/task/{main.native_id}", EPOLL_WAIT, EPOLL_PWAIT)
+    """To the main thread, when its event loop sleeps. In a forked child, Python 3.11 has the
+    parent's number for it."""
+    sleeps = partial(sits_in, f"/proc/self/task/{os.getpid()}", EPOLL_WAIT, EPOLL_PWAIT)
     until(sleeps, "the event loop sleeps")
-    signal.pthread_kill(main.ident or 0, number)
+    signal.pthread_kill(threading.main_thread().ident or 0, number)
 
 
 def switches(thread: threading.Thread) -> int:
