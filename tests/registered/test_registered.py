@@ -219,7 +219,8 @@ def test_what_can_move_is_registered_while_it_is_in_use(
 
 def views_of(buffer: bytearray) -> list[memoryview]:
     """References to the memoryviews of it, as a thread that sleeps may have without a GIL."""
-    return [one for one in gc.get_objects() if isinstance(one, memoryview) and one.obj is buffer]
+    shared = gc.get_referrers(buffer)  # what the views of a buffer have in common is among these
+    return [one for one in gc.get_referrers(*shared) if isinstance(one, memoryview)]
 
 
 def released_by_python(pool: Pool, buffer: bytearray) -> Callable[[], object]:
