@@ -60,14 +60,36 @@ class World:
         self.a.connect(self.b.address())
         self.b.connect(self.a.address())
         self.cq, self.acq = self.cqs[0], self.acqs[0]
+        self.wanted = 0  # receives
+        self.got: list[int] = []  # the wr_ids of those that have completed
 
     def receive(self, n: int) -> None:
+        self.wanted = n
         for i in range(n):
             self.b.post_recv(self.mr[64 * i : 64 * i + 64], wr_id=i)
 
     def send(self, n: int, flags: SendFlags = UNSIGNALED) -> None:
         for i in range(n):
             self.a.post_send(self.mr[4096:4104], wr_id=i, send_flags=flags)
+
+    def send_all(self) -> None:
+        self.send(self.wanted)
+
+    async def take(self, most: int = 16, solicited: bool = False) -> None:
+        """What comes next."""
+        wcs = await self.acq.wait(most, solicited_only=solicited)
+        self.got.extend(wc.wr_id for wc in wcs)
+
+    async def claim(self, i: int) -> None:
+        self.got.append((await self.acq.completion(i)).wr_id)
+
+    async def take_all(self) -> None:
+        while len(self.got) < self.wanted:
+            await self.take()
+
+    def check(self) -> None:
+        """Each has completed, and was delivered once."""
+        assert sorted(self.got) == [*range(self.wanted)], self.got
 
     def close(self) -> None:
         self.ctx.close()
@@ -150,39 +172,28 @@ def claims_in_order(chance: random.Random) -> None:
 
 def claims_and_waits(chance: random.Random) -> None:
     w = World()
-    got: list[int] = []
-    n = 6
-    w.receive(n)
-
-    async def claim(i: int) -> None:
-        got.append((await w.acq.completion(i)).wr_id)
+    w.receive(6)
 
     async def main() -> None:
         claimed = {1, 4}
-        tasks = [asyncio.ensure_future(claim(i)) for i in sorted(claimed)]
+        tasks = [asyncio.ensure_future(w.claim(i)) for i in sorted(claimed)]
         await asyncio.sleep(0)
-        while len([i for i in got if i not in claimed]) < n - len(claimed):
-            got.extend(wc.wr_id for wc in await w.acq.wait(chance.choice([1, 2, 16])))
+        while len(set(w.got) - claimed) < w.wanted - len(claimed):
+            await w.take(chance.choice([1, 2, 16]))
         await asyncio.gather(*tasks)
 
-    run_beside(w, chance, main(), lambda: w.send(n))
-    assert sorted(got) == [*range(n)], got
+    run_beside(w, chance, main(), w.send_all)
+    w.check()
 
 
 def waits_of_several_tasks(chance: random.Random) -> None:
     """Each takes one, and what is left wakes the next."""
     w = World()
-    got: list[int] = []
-    n = 5
-    w.receive(n)
+    w.receive(5)
     waiting = Flag()
 
-    async def wait() -> None:
-        (wc,) = await w.acq.wait(1)
-        got.append(wc.wr_id)
-
     async def main() -> None:
-        tasks = asyncio.gather(*(wait() for _ in range(n)))
+        tasks = asyncio.gather(*(w.take(1) for _ in range(w.wanted)))
         await asyncio.sleep(0)
         waiting.set()
         await tasks
@@ -193,26 +204,20 @@ def waits_of_several_tasks(chance: random.Random) -> None:
             assert w.cq.poll() == []
             w.cq.req_notify(chance.random() < 0.5)
 
-    run_beside(w, chance, main(), unless_closed(look), lambda: w.send(n))
-    assert sorted(got) == [*range(n)], got
+    run_beside(w, chance, main(), unless_closed(look), w.send_all)
+    w.check()
 
 
 def solicited_waits(chance: random.Random) -> None:
     """A task that waits for solicited events, beside one that waits for any."""
     w = World()
-    got: list[int] = []
-    n = 4
-    w.receive(n)
-
-    async def wait(solicited: bool) -> None:
-        (wc,) = await w.acq.wait(1, solicited_only=solicited)
-        got.append(wc.wr_id)
+    w.receive(4)
 
     async def main() -> None:
-        await asyncio.gather(*(wait(i % 2 == 0) for i in range(n)))
+        await asyncio.gather(*(w.take(1, i % 2 == 0) for i in range(w.wanted)))
 
     def send() -> None:
-        w.send(n - 1)
+        w.send(w.wanted - 1)
         w.send(1, SendFlags.SOLICITED)
 
     def arm() -> None:
@@ -220,7 +225,7 @@ def solicited_waits(chance: random.Random) -> None:
             w.cq.req_notify(solicited)
 
     run_beside(w, chance, main(), unless_closed(arm), send)
-    assert sorted(got) == [*range(n)], got
+    w.check()
 
 
 # ---- another thread --------------------------------------------------------------------------
@@ -257,20 +262,14 @@ def a_thread_arms_a_full_cq(chance: random.Random) -> None:
 
 def the_cq_is_resized(chance: random.Random) -> None:
     w = World()
-    got: list[int] = []
-    n = 4
-    w.receive(n)
-
-    async def main() -> None:
-        while len(got) < n:
-            got.extend(wc.wr_id for wc in await w.acq.wait())
+    w.receive(4)
 
     def resize() -> None:
         for cqe in (100, 150, 200):
             w.cq.resize(cqe)
 
-    run_beside(w, chance, main(), unless_closed(resize), lambda: w.send(n))
-    assert sorted(got) == [*range(n)], got
+    run_beside(w, chance, w.take_all(), unless_closed(resize), w.send_all)
+    w.check()
 
 
 def events_are_acknowledged_by_two(chance: random.Random) -> None:
@@ -299,13 +298,7 @@ def events_are_acknowledged_by_two(chance: random.Random) -> None:
 def a_thread_takes_events(chance: random.Random) -> None:
     """It reads them from the channel, beside the loop, and looks after the CQ: nobody loses any."""
     w = World()
-    got: list[int] = []
-    n = 4
-    w.receive(n)
-
-    async def main() -> None:
-        while len(got) < n:
-            got.extend(wc.wr_id for wc in await w.acq.wait())
+    w.receive(4)
 
     def take() -> None:
         for _ in range(4):
@@ -316,22 +309,20 @@ def a_thread_takes_events(chance: random.Random) -> None:
                 cq.poll()
                 cq.arm_if_empty()
 
-    run_beside(w, chance, main(), unless_closed(take), lambda: w.send(n))
-    assert sorted(got) == [*range(n)], got
+    run_beside(w, chance, w.take_all(), unless_closed(take), w.send_all)
+    w.check()
 
 
 def an_event_is_stolen_from_tasks(chance: random.Random) -> None:
     """By another program; a task that gave up, and waits again, has the CQ armed again."""
     w = World()
-    got: list[int] = []
-    n = 4
-    w.receive(n)
+    w.receive(4)
 
     async def wait() -> None:
-        while len(got) < n:
+        while len(w.got) < w.wanted:
             with suppress(TimeoutError):
                 async with asyncio.timeout(1e-3):
-                    got.extend(wc.wr_id for wc in await w.acq.wait(1))
+                    await w.take(1)
 
     async def main() -> None:
         await asyncio.gather(wait(), wait())
@@ -340,27 +331,25 @@ def an_event_is_stolen_from_tasks(chance: random.Random) -> None:
         for _ in range(3):
             steal_event(w.channel)
 
-    run_beside(w, chance, main(), unless_closed(steal), lambda: w.send(n))
-    assert sorted(got) == [*range(n)], got
+    run_beside(w, chance, main(), unless_closed(steal), w.send_all)
+    w.check()
 
 
 def the_cq_cannot_be_closed(chance: random.Random) -> None:
     """The device refuses; the event that was read meanwhile wakes its task nevertheless."""
     w = World(cqs=2)
-    got: list[int] = []
-    n = 3
-    w.receive(n)
+    w.receive(3)
 
     async def main() -> None:
-        while len(got) < n:
+        while len(w.got) < w.wanted:
             try:
-                got.extend(wc.wr_id for wc in await w.acq.wait(1))
+                await w.take(1)
             except ClosedError:  # while the other thread tries
                 await asyncio.sleep(1e-6)
 
     def close() -> None:
-        w.send(n - 1)
-        w.a.post_send(w.mr[4096:4104], wr_id=n)
+        w.send(w.wanted - 1)
+        w.a.post_send(w.mr[4096:4104], wr_id=w.wanted)
         while not w.cqs[1].poll():
             give_way()
         w.a.close()
@@ -370,7 +359,7 @@ def the_cq_cannot_be_closed(chance: random.Random) -> None:
             w.cq.close()
 
     run_beside(w, chance, main(), close)
-    assert sorted(got) == [*range(n)], got
+    w.check()
 
 
 # ---- tasks that give up ----------------------------------------------------------------------
@@ -379,31 +368,21 @@ def the_cq_cannot_be_closed(chance: random.Random) -> None:
 def tasks_are_cancelled(chance: random.Random) -> None:
     """What the cancelled ones do not take, the others get."""
     w = World()
-    got: list[int] = []
-    n = 5
-    w.receive(n)
+    w.receive(5)
     tasks: list[asyncio.Task[None]] = []
     ready = Flag()
-
-    async def wait(most: int) -> None:
-        for wc in await w.acq.wait(most):
-            got.append(wc.wr_id)
-
-    async def claim(i: int) -> None:
-        got.append((await w.acq.completion(i)).wr_id)
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
         main.loop = loop  # type: ignore[attr-defined]
-        tasks.extend(loop.create_task(claim(i)) for i in (0, 2, 2))
-        tasks.extend(loop.create_task(wait(most)) for most in (1, 2))
+        tasks.extend(loop.create_task(w.claim(i)) for i in (0, 2, 2))
+        tasks.extend(loop.create_task(w.take(most)) for most in (1, 2))
         ready.set()
         await asyncio.wait(tasks, timeout=1e-3)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        while len(got) < n:
-            got.extend(wc.wr_id for wc in await w.acq.wait())
+        await w.take_all()
 
     def cancel() -> None:
         ready.wait()
@@ -411,33 +390,30 @@ def tasks_are_cancelled(chance: random.Random) -> None:
             with suppress(RuntimeError):
                 main.loop.call_soon_threadsafe(task.cancel)  # type: ignore[attr-defined]
 
-    run_beside(w, chance, main(), cancel, lambda: w.send(n))
-    assert sorted(got) == [*range(n)], got
+    run_beside(w, chance, main(), cancel, w.send_all)
+    w.check()
 
 
 def waits_time_out(chance: random.Random) -> None:
     w = World()
-    got: list[int] = []
-    n = 4
-    w.receive(n)
+    w.receive(4)
 
     async def wait() -> None:
-        while len(got) < n:
+        while len(w.got) < w.wanted:
             with suppress(TimeoutError):
                 async with asyncio.timeout(1e-3):
-                    for wc in await w.acq.wait(1):
-                        got.append(wc.wr_id)
+                    await w.take(1)
 
     async def claim() -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(1e-3):
-                got.append((await w.acq.completion(2)).wr_id)
+                await w.claim(2)
 
     async def main() -> None:
         await asyncio.gather(wait(), wait(), claim())
 
-    run_beside(w, chance, main(), lambda: w.send(n))
-    assert sorted(got) == [*range(n)], got
+    run_beside(w, chance, main(), w.send_all)
+    w.check()
 
 
 def operations_are_cancelled(chance: random.Random) -> None:
@@ -602,27 +578,21 @@ def two_loops(chance: random.Random) -> None:
 def the_collector_runs(chance: random.Random) -> None:
     """Tasks that wait are kept; one that nobody holds with its channel is not waited for."""
     w = World()
-    got: list[int] = []
-    n = 3
-    w.receive(n)
-
-    async def wait() -> None:
-        (wc,) = await w.acq.wait(1)
-        got.append(wc.wr_id)
+    w.receive(3)
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        for _ in range(n):
-            loop.create_task(wait())  # noqa: RUF006
-        while len(got) < n:
+        for _ in range(w.wanted):
+            loop.create_task(w.take(1))  # noqa: RUF006
+        while len(w.got) < w.wanted:
             await asyncio.sleep(1e-4)
 
     def collect() -> None:
         for _ in range(3):
             gc.collect()
 
-    run_beside(w, chance, main(), collect, lambda: w.send(n))
-    assert sorted(got) == [*range(n)], got
+    run_beside(w, chance, main(), collect, w.send_all)
+    w.check()
 
 
 PROGRAMS = (
