@@ -2,10 +2,11 @@
 """Several hosts with RDMA devices, and a network between them whose faults a test controls.
 
     with Hosts(2) as (a, b):
-        server = b.start("stdbuf", "-oL", "ibv_rc_pingpong", "-d", "rxe0", "-g", "1")
-        server.expect("local address")
+        command = "ibv_rc_pingpong -d rxe0 -g 1"
+        server = b.start(*command.split())
         b.impair(loss=0.05)
-        a.run("ibv_rc_pingpong", "-d", "rxe0", "-g", "1", b.name, check=True)
+        a.run("sh", "-c", f"until {command} {b.name}; do sleep 0.1; done")  # until it listens
+        assert server.wait() == 0
 
 Each host is a guest of the lab, with a kernel of its own. Its RDMA device rxe0 is on the interface
 v0, and a switch of the lab forwards the frames. The fixture `hosts` of the pytest plugin starts the

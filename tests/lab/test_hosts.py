@@ -15,12 +15,12 @@ import pytest
 from doc_support import read
 from lab_runs import LAB, PATIENCE, built, lab, on_signal, speaking, until
 
-from cqnotify.hosts import Host, HostError, Hosts
+from cqnotify.hosts import Host, HostError, Hosts, Program
 from cqnotify.lab import hosts_run
 from cqnotify.lab.base import LabError
 from cqnotify.lab.hosts import children
 
-PINGPONG = ("stdbuf", "-oL", "ibv_rc_pingpong", "-d", "rxe0", "-g", "1", "-e")
+PINGPONG = ("ibv_rc_pingpong", "-d", "rxe0", "-g", "1", "-e")
 
 
 def on_hosts(*words: str, **options: object) -> subprocess.CompletedProcess[bytes]:
@@ -183,9 +183,16 @@ def assert_host2_is_silent_to(host: Host) -> None:
         host.run("bash", "-c", "exec 3<>/dev/tcp/host2/99", timeout=1)
 
 
+def pingpong_server(host: Host, n: int) -> Program:
+    """It listens at port 18515, some time after it has said its address."""
+    program = host.start(*PINGPONG, "-n", str(n))
+    until_it_listens = "until grep -q ':4853 0*:0000 0A ' /proc/net/tcp*; do sleep 0.01; done"
+    host.run("sh", "-c", until_it_listens, check=True)
+    return program
+
+
 def pingpong(server: Host, client: Host, n: int = 50) -> None:
-    listener = server.start(*PINGPONG, "-n", str(n))
-    listener.expect("local address")
+    listener = pingpong_server(server, n)
     client.run(*PINGPONG, "-n", str(n), server.name, check=True)
     assert listener.wait() == 0
 
@@ -193,8 +200,7 @@ def pingpong(server: Host, client: Host, n: int = 50) -> None:
 def pingpong_in_the_end(server: Host, client: Host) -> None:
     """rxe of Linux 7.2 can forget a message whose last acknowledgement was lost, for ever."""
     for _ in range(3):
-        listener = server.start(*PINGPONG, "-n", "50")
-        listener.expect("local address")
+        listener = pingpong_server(server, 50)
         try:
             client.run(*PINGPONG, "-n", "50", server.name, check=True, timeout=20)
         except TimeoutError:
@@ -301,6 +307,9 @@ def test_a_cut_between_two_leaves_the_third_alone(hosts: Hosts) -> None:
     pingpong(c, a)
     pingpong(c, b)
     assert_host2_is_silent_to(a)
+    cut = {link for link, counts in hosts.counts().items() if counts["cut"]}
+    assert (1, 2) in cut
+    assert cut <= {(1, 2), (2, 1)}
 
 
 @built
