@@ -215,11 +215,11 @@ def is_asleep(thread: threading.Thread) -> bool:
         return False
 
 
-def signal_when_asleep(number: signal.Signals) -> None:
-    """To the main thread, when its event loop sleeps. In a forked child, Python 3.11 has the
-    parent's number for it."""
-    sleeps = partial(sits_in, f"/proc/self/task/{os.getpid()}", EPOLL_WAIT, EPOLL_PWAIT)
-    until(sleeps, "the event loop sleeps")
+def signal_when_asleep(number: signal.Signals, *calls: str) -> None:
+    """To the main thread, when it sits in one of these system calls; by default, when its event
+    loop sleeps. In a forked child, Python 3.11 has the parent's number for it."""
+    task = f"/proc/self/task/{os.getpid()}"
+    until(partial(sits_in, task, *(calls or (EPOLL_WAIT, EPOLL_PWAIT))), "the main thread sleeps")
     signal.pthread_kill(threading.main_thread().ident or 0, number)
 
 

@@ -124,7 +124,7 @@ async def test_a_peer_that_is_not_ready_to_receive_is_alive(
 ) -> None:
     """Behind a send that waits for a receive no keepalive gets through, and none is sent."""
     async with (
-        connected(ctx, keepalive=BOUND / 8) as (client, conn, server, _),
+        connected(ctx, keepalive=BOUND / 2) as (client, conn, server, _),
         AsyncCQ(client.cq) as a,
         AsyncCQ(server.cq) as b,
     ):
@@ -132,12 +132,12 @@ async def test_a_peer_that_is_not_ready_to_receive_is_alive(
         await b.completion(5)
         waiting = asyncio.create_task(a.send(client.qp, client.mr[:4]))
         await asyncio.sleep(0)
-        await until_in_loop(answers, len(answers) + 5)
+        await until_in_loop(answers, len(answers) + 3)
         assert conn.error is None
         assert not waiting.done()
         server.post_recv()
         await waiting
-        await until_in_loop(answers, len(answers) + 3)
+        await until_in_loop(answers, len(answers) + 2)
         assert conn.error is None
 
 

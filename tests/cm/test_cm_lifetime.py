@@ -126,9 +126,10 @@ def test_a_waiter_keeps_what_it_waits_for(ctx: Context, listener: blocking.Liste
     waiter.call = print
     del lonely
     gc.collect()
-    with pytest.raises(TimeoutError):
-        blocking.connect(Side(ctx).qp, *where, timeout=1)
-    waiter.join().close()
+    asking = Waiter(lambda: blocking.connect(Side(ctx).qp, *where))
+    waiter.join().reject()
+    with pytest.raises(cm.RejectedError):
+        asking.join()
 
 
 # ---- an event loop that has gone ------------------------------------------------------------

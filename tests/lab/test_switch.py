@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab_runs import PATIENCE
 
 from cqnotify.lab.base import HERE
 from cqnotify.lab.switch import HELD, Faults, Link
@@ -95,7 +96,7 @@ class Cables:
         for end in theirs:
             end.close()
         for end in (self.orders, *self.ends.values()):
-            end.settimeout(20)
+            end.settimeout(PATIENCE)
 
     def ask(self, order: str, **facts: object) -> Any:
         self.orders.sendall(json.dumps({"order": order, **facts}).encode() + b"\n")
@@ -119,7 +120,7 @@ def cables() -> Iterator[Cables]:
     cables = Cables()
     yield cables
     cables.close()
-    assert cables.process.wait(20) == 0  # when there is nobody to give orders
+    assert cables.process.wait(PATIENCE) == 0  # when there is nobody to give orders
 
 
 def silent(end: socket.socket) -> bool:
@@ -129,7 +130,7 @@ def silent(end: socket.socket) -> bool:
     except BlockingIOError:
         return True
     finally:
-        end.settimeout(20)
+        end.settimeout(PATIENCE)
 
 
 def test_a_frame_goes_to_all_until_its_address_is_known(cables: Cables) -> None:

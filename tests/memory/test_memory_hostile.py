@@ -639,13 +639,13 @@ async def test_a_process_that_never_answers_keeps_nobody_for_longer_than_the_tim
     ctx: Context,
 ) -> None:
     async with raw_server(ctx) as server:
-        getting = await start(memory.get(server.descriptor(), timeout=0.2))
+        getting = await start(memory.get(server.descriptor()))
         raw = await server.accept()
         await raw.asked()
         with pytest.raises(TimeoutError, match="0 of 4096 bytes were transferred in 0.2 s"):
-            await getting
-        other = await start(memory.get(server.descriptor()))
-        await cancel(other)
+            await memory.get(server.descriptor(), timeout=0.2)
+        assert not getting.done()
+        await cancel(getting)
         await raw.grant(raw.answer(1))  # too late, and no harm
         assert bytes(await memory.get(server.descriptor(), length=1)) == b"\0"
 

@@ -338,7 +338,7 @@ async def test_an_accept_that_is_cancelled_loses_no_connection(ctx: Context) -> 
 
 
 async def test_a_server_that_is_never_ready_is_given_up_in_time(ctx: Context) -> None:
-    async with answered(ctx, timeout=0.5) as (raw, connecting):
+    async with answered(ctx, timeout=2) as (raw, connecting):
         with pytest.raises(TimeoutError, match=SILENT):
             await connecting
         await raw.close()

@@ -19,6 +19,7 @@ from support import (
     Pair,
     Waiter,
     send,
+    signal_when_asleep,
     sits_in,
     switches,
     until,
@@ -145,8 +146,10 @@ def test_a_handler_may_interrupt_and_wait_itself(channel: CompletionChannel) -> 
         wait()
         other.join()
 
-    with handling(signal.SIGALRM, handler, 0.2), pytest.raises(InterruptedError):
+    with handling(signal.SIGALRM, handler), pytest.raises(InterruptedError):
+        ringer = Waiter(lambda: signal_when_asleep(signal.SIGALRM, PPOLL))
         channel.get_event(timeout=DEADLINE)
+    ringer.join()
     assert len(seen) == 2
     assert all(1 <= slept < 20 for slept in seen), seen
 
