@@ -16,7 +16,6 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -24,10 +23,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#undef ibv_reg_mr
-#undef ibv_query_port
+#define DEVICE_NAME "fake0"
+#include "one_device.h"
 
-enum { MOST_CQE = 1 << 15, MOST_RECEIVES = 1 << 12, FIRST_NUM = 17 };
+enum { MOST_CQE = 1 << 15, MOST_RECEIVES = 1 << 12 };
 
 struct cq {
     union {
@@ -53,11 +52,6 @@ struct qp {
     uint64_t receives[MOST_RECEIVES];
 };
 
-static struct ibv_device device = {.node_type = IBV_NODE_CA,
-                                   .transport_type = IBV_TRANSPORT_IB,
-                                   .name = "fake0",
-                                   .dev_name = "fake0"};
-static uint32_t last_num = FIRST_NUM;
 static bool on_arm;
 
 static int64_t delay;                                    /* ns */
@@ -283,27 +277,6 @@ static int post_recv(struct ibv_qp *ibv, struct ibv_recv_wr *wr, struct ibv_recv
 
 /* ---- objects ---------------------------------------------------------------------------- */
 
-struct ibv_device **ibv_get_device_list(int *num_devices)
-{
-    struct ibv_device **list = calloc(2, sizeof(*list));
-    list[0] = &device;
-    if (num_devices != NULL) {
-        *num_devices = 1;
-    }
-    return list;
-}
-
-void ibv_free_device_list(struct ibv_device **list)
-{
-    free(list);
-}
-
-__be64 ibv_get_device_guid(struct ibv_device *unused)
-{
-    (void)unused;
-    return 0;
-}
-
 static struct ibv_cq_ex *create_cq_ex(struct ibv_context *ctx, struct ibv_cq_init_attr_ex *init)
 {
     struct ibv_cq *ibv = ibv_create_cq(ctx, (int)init->cqe, init->cq_context, init->channel, 0);
@@ -332,13 +305,6 @@ struct ibv_context *ibv_open_device(struct ibv_device *dev)
     return ctx;
 }
 
-int ibv_close_device(struct ibv_context *ctx)
-{
-    close(ctx->async_fd);
-    free((char *)ctx - offsetof(struct verbs_context, context));
-    return 0;
-}
-
 int ibv_query_device(struct ibv_context *ctx, struct ibv_device_attr *attr)
 {
     (void)ctx;
@@ -352,56 +318,6 @@ int ibv_query_device(struct ibv_context *ctx, struct ibv_device_attr *attr)
                                      .max_pd = 1024,
                                      .max_pkeys = 1,
                                      .phys_port_cnt = 1};
-    return 0;
-}
-
-/* The header's ibv_query_port() has zeroed the fields that were added later. */
-int ibv_query_port(struct ibv_context *ctx, uint8_t port_num, struct _compat_ibv_port_attr *attr)
-{
-    (void)ctx, (void)port_num;
-    struct ibv_port_attr answer = {.state = IBV_PORT_ACTIVE,
-                                   .max_mtu = IBV_MTU_4096,
-                                   .active_mtu = IBV_MTU_1024,
-                                   .max_msg_sz = UINT32_MAX,
-                                   .pkey_tbl_len = 1,
-                                   .lid = 1,
-                                   .link_layer = IBV_LINK_LAYER_INFINIBAND};
-    memcpy(attr, &answer, offsetof(struct ibv_port_attr, port_cap_flags2));
-    return 0;
-}
-
-struct ibv_pd *ibv_alloc_pd(struct ibv_context *ctx)
-{
-    struct ibv_pd *pd = calloc(1, sizeof(*pd));
-    pd->context = ctx;
-    return pd;
-}
-
-int ibv_dealloc_pd(struct ibv_pd *pd)
-{
-    free(pd);
-    return 0;
-}
-
-struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int access)
-{
-    (void)access;
-    struct ibv_mr *mr = malloc(sizeof(*mr));
-    *mr = (struct ibv_mr){.context = pd->context, .pd = pd, .addr = addr, .length = length};
-    mr->lkey = mr->rkey = ++last_num;
-    return mr;
-}
-
-struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
-                                unsigned int access)
-{
-    (void)iova;
-    return ibv_reg_mr(pd, addr, length, (int)access);
-}
-
-int ibv_dereg_mr(struct ibv_mr *mr)
-{
-    free(mr);
     return 0;
 }
 
@@ -504,20 +420,6 @@ int ibv_destroy_qp(struct ibv_qp *qp)
 }
 
 /* ---- what ibverbs looks for as it is imported ------------------------------------------- */
-
-const char *ibv_get_device_name(struct ibv_device *dev)
-{
-    return dev->name;
-}
-
-/* There are none: the descriptor is never readable, and never blocks. */
-int ibv_get_async_event(struct ibv_context *context, struct ibv_async_event *event)
-{
-    (void)context;
-    (void)event;
-    errno = EAGAIN;
-    return -1;
-}
 
 #define NOT_CALLED(function)                     \
     void no_##function(void) __asm__(#function); \
