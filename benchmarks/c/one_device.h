@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What libraries in the place of libibverbs have in common that know one device, DEVICE_NAME: its
- * list, a port that is active, no asynchronous events, protection domains and memory regions. The
- * file that includes this one opens the device, and makes all other objects.
+ * The common part of libraries that take the place of libibverbs and know one device, DEVICE_NAME:
+ * its list, a port that is active, no asynchronous events, protection domains and memory regions.
+ * The file that includes this one opens the device, and makes all other objects.
  */
 
 #include <errno.h>
