@@ -39,7 +39,7 @@ from cqnotify.messages._resources import Device
 
 LARGE = 300000
 BLINK = 0.05
-GONE = 0.5
+GONE = 1.0  # seconds
 
 
 async def over(conn: Connection) -> None:
