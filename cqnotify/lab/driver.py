@@ -200,6 +200,24 @@ def job(options: argparse.Namespace, guest: vm.Machine) -> vm.Job:
     return vm.Job(options.command, environment(options), cwd, shares, network, mhz)
 
 
+def virtual_job(options: argparse.Namespace, guest: vm.Machine) -> vm.Job:
+    """One for hosts in virtual time: no terminal, one frequency, and no bytecode that a run writes
+    and the next one finds."""
+    made = job(options, guest)
+    env = {"PYTHONDONTWRITEBYTECODE": "1", **made.env}
+    return replace(made, env=env, is_tty=[False] * 3, mhz=SAME_MHZ)
+
+
+def compile_bytecode(options: argparse.Namespace, *folders: Path) -> None:
+    """Compiles our package, and the programs in these folders, for hosts in virtual time. A host
+    that finds the bytecode of a module makes another run than one that has to compile it, and any
+    process on this machine that imports the module writes it."""
+    if options.venv:
+        words = [f"{options.venv}/bin/python", "-m", "compileall", "-q", str(HERE.parent)]
+        quiet = subprocess.DEVNULL  # a folder that we may not write to stays as it is
+        subprocess.run([*words, *map(str, folders)], stdout=quiet, stderr=quiet)
+
+
 def run_in_vm(options: argparse.Namespace) -> int:
     accel, version, _ = settled(options)
     assert version is not None
@@ -298,8 +316,9 @@ def virtual_hosts(options: argparse.Namespace, version: str) -> int:
 
     def job_at(place: vm.Place, command: list[str]) -> vm.Job:
         there = argparse.Namespace(**{**vars(options), "place": place, "command": command})
-        return replace(job(there, guest), is_tty=[False] * 3, mhz=SAME_MHZ)
+        return virtual_job(there, guest)
 
+    compile_bytecode(options)
     return virtual_run.main(options.command, guest, job_at, options.timeout)
 
 

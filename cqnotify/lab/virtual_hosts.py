@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
+import hashlib
 import heapq
 import itertools
 import os
@@ -44,6 +45,13 @@ FIRST_FD = (
 )
 BUFFER = 4 << 20
 SO_SNDBUFFORCE = 32
+
+
+def line(instant: int, host: int, kind: str, data: bytes) -> str:
+    """Return the line of a log for one thing that a Cluster tells."""
+    is_frame = kind in ("sends", "gets", "drops")
+    what = f"{len(data)} {hashlib.sha256(data).hexdigest()[:12]}" if is_frame else repr(data)
+    return f"{instant // NS}.{instant % NS:09} host{host} {kind} {what}\n"
 
 
 def chance(cache: Path) -> Path:

@@ -20,7 +20,7 @@ from typing import IO
 
 from . import hosts_run, switch, vm
 from .base import LabError, note
-from .virtual_hosts import NS, Cluster
+from .virtual_hosts import NS, Cluster, line
 
 GRACE = 5 * NS  # for the other commands to end, when one has failed
 TIMED_OUT = 124
@@ -111,12 +111,10 @@ class Run:
         if kind == "console":
             return
         self.frames += kind == "sends"
-        is_frame = kind in ("sends", "gets", "drops")
-        what = f"{len(data)} {hashlib.sha256(data).hexdigest()[:12]}" if is_frame else repr(data)
-        line = f"{instant // NS}.{instant % NS:09} host{host} {kind} {what}\n"
-        self.digest.update(line.encode())
+        logged = line(instant, host, kind, data)
+        self.digest.update(logged.encode())
         if self.log:
-            self.log.write(line)
+            self.log.write(logged)
         if kind in ("out", "err"):
             *lines, rest = (self.parts.get((host, kind), b"") + data).split(b"\n")
             self.parts[host, kind] = rest

@@ -9,6 +9,7 @@ import hashlib
 import importlib
 import json
 import multiprocessing
+import os
 import resource
 import shutil
 import signal
@@ -17,7 +18,7 @@ import tempfile
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import faults
 from faults import HOSTS, Fault
@@ -25,7 +26,7 @@ from node import CLOSE, QUIET
 
 from cqnotify.lab import driver, switch, uml, vm
 from cqnotify.lab.base import LabError
-from cqnotify.lab.virtual_hosts import NS, Cluster
+from cqnotify.lab.virtual_hosts import NS, Cluster, line
 
 HERE = Path(__file__).resolve().parent
 LAST = CLOSE + 60  # virtual seconds after which a run has hung
@@ -68,13 +69,21 @@ def lab_options(cache: Path) -> Any:
 
 class Run:
     def __init__(
-        self, cache: Path, seed: int, workload: str, faulty: list[Fault], plant: str = ""
+        self,
+        cache: Path,
+        seed: int,
+        workload: str,
+        faulty: list[Fault],
+        plant: str,
+        log: IO[str],
     ) -> None:
         self.outcome = Outcome(seed, workload, faulty)
+        self.log = log
         self.digest = hashlib.sha256()
         self.parts: dict[int, bytes] = {}
         self.disks = Path(tempfile.mkdtemp(prefix="clusters-"))
         options = lab_options(cache)
+        driver.compile_bytecode(options, HERE)
         version = uml.choose(cache, "7.2")
         if version is None:
             raise LabError(uml.not_built("7.2"))
@@ -94,9 +103,9 @@ class Run:
         options.command = ["python", "-B", program, outcome.workload, str(outcome.seed), plant]
         options.command += here
         (self.disks / str(number)).mkdir()
-        job = driver.job(options, machine)
+        job = driver.virtual_job(options, machine)
         share = vm.Share(str(self.disks / str(number)), "/disk")
-        return replace(job, cwd="/", shares=[share], is_tty=[False] * 3, mhz=driver.SAME_MHZ)
+        return replace(job, cwd="/", shares=[share])
 
     def go(self) -> Outcome:
         begun, used = time.monotonic(), cpu_seconds()
@@ -152,7 +161,9 @@ class Run:
         if kind == "console":
             return
         self.outcome.frames += kind == "sends"
-        self.digest.update(b"%d %d %s " % (instant, host, kind.encode()) + data)
+        logged = line(instant, host, kind, data)
+        self.digest.update(logged.encode())
+        self.log.write(logged)
         if kind == "err":
             self.outcome.said += data.decode(errors="replace")
         if kind == "out":
@@ -212,8 +223,17 @@ def excused(faulty: list[Fault], told: dict[str, Any]) -> bool:
     )
 
 
-def run(cache: Path, seed: int, workload: str, faulty: list[Fault], plant: str = "") -> Outcome:
-    return Run(cache, seed, workload, faulty, plant).go()
+def run(
+    cache: Path,
+    seed: int,
+    workload: str,
+    faulty: list[Fault],
+    plant: str = "",
+    log: Path | None = None,
+) -> Outcome:
+    """`log` is a file for what the trace is a digest of."""
+    with open(log or os.devnull, "w") as file:
+        return Run(cache, seed, workload, faulty, plant, file).go()
 
 
 def workload_of(seed: int) -> str:

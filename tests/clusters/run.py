@@ -50,6 +50,7 @@ def parse_words() -> argparse.Namespace:
     parser.add_argument("--faults", type=Path, help="a list of faults for all seeds")
     parser.add_argument("--plant", default="", help="a bug: see plants.py")
     parser.add_argument("--record", action="store_true", help="print what the hosts told")
+    parser.add_argument("--log", type=Path, help="a folder for a log of each seed, with its frames")
     parser.add_argument("--shrink", action="store_true", help="of the first seed that fails")
     return parser.parse_args()
 
@@ -74,6 +75,8 @@ def main() -> int:
     options = parse_words()
     if options.plant not in NAMES:
         raise SystemExit(f"--plant wants one of {', '.join(filter(None, NAMES))}")
+    if options.log:
+        options.log.mkdir(parents=True, exist_ok=True)
     given = parse(options.faults.read_text()) if options.faults else None
 
     def faults_of(seed: int) -> list[Fault]:
@@ -91,6 +94,7 @@ def main() -> int:
                 options.workload or workload_of(seed),
                 faults_of(seed),
                 options.plant,
+                options.log and options.log / str(seed),
             )
             for seed in seeds
         ]

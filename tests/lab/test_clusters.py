@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -255,11 +255,19 @@ def test_a_torn_record_at_the_end_of_a_journal_is_none(tmp_path: Path) -> None:
 # ---- the runs ----------------------------------------------------------------------------------
 
 
-def runs(seeds: Sequence[int]) -> list[cluster.Outcome]:
+def runs(seeds: Iterable[int], logs: Path | None = None) -> list[cluster.Outcome]:
+    """`logs` is a folder for a log of each, by its number in the order."""
     with cluster.processes(JOBS) as pool:
         begun = [
-            pool.submit(cluster.run, CACHE, seed, cluster.workload_of(seed), faults.draw(seed))
-            for seed in seeds
+            pool.submit(
+                cluster.run,
+                CACHE,
+                seed,
+                cluster.workload_of(seed),
+                faults.draw(seed),
+                log=logs and logs / str(number),
+            )
+            for number, seed in enumerate(seeds)
         ]
         return [run.result() for run in begun]
 
@@ -275,21 +283,47 @@ def check(outcomes: Sequence[cluster.Outcome]) -> None:
     )
 
 
-@built
-def test_whatever_fails_the_clusters_are_right() -> None:
-    check(runs(range(SEEDS)))
+@pytest.fixture(scope="module")
+def some(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[cluster.Outcome], Path]:
+    """Twenty seeds, and the first of each workload again; and their logs."""
+    logs = tmp_path_factory.mktemp("logs")
+    return runs([*range(SEEDS), *range(len(cluster.WORKLOADS))], logs), logs
 
 
 @built
-@pytest.mark.release
-def test_the_same_seed_makes_the_same_run() -> None:
-    """To the nanosecond of each frame. On a loaded machine a run can differ."""
-    seeds = range(len(cluster.WORKLOADS))
-    for first, again in zip(runs(seeds), runs(seeds), strict=True):
+def test_whatever_fails_the_clusters_are_right(some: tuple[list[cluster.Outcome], Path]) -> None:
+    check(some[0])
+
+
+@built
+def test_the_same_seed_makes_the_same_run(some: tuple[list[cluster.Outcome], Path]) -> None:
+    """To the nanosecond of each frame."""
+    outcomes, logs = some
+    for number, again in enumerate(outcomes[SEEDS:], SEEDS):
+        first = outcomes[again.seed]
         assert first.workload == again.workload
         assert len(first.record) > 10
-        assert first.record == again.record
-        assert (first.trace, first.frames) == (again.trace, again.frames)
+        assert first.trace == again.trace, difference(logs / str(again.seed), logs / str(number))
+        assert (first.record, first.frames) == (again.record, again.frames)
+
+
+def difference(*logs: Path) -> str:
+    """The first lines that differ, after those that do not."""
+    lines = [log.read_text().splitlines() for log in logs]
+    pairs = enumerate(itertools.zip_longest(*lines))
+    at = next(number for number, pair in pairs if len(set(pair)) > 1)
+    parts = [
+        f"{log}:\n" + "\n".join(own[at : at + 5]) for log, own in zip(logs, lines, strict=True)
+    ]
+    return "\n".join(["the same:", *lines[0][max(0, at - 5) : at], *parts])
+
+
+def test_the_first_difference_of_two_logs_is_shown(tmp_path: Path) -> None:
+    logs = [tmp_path / "1", tmp_path / "2"]
+    logs[0].write_text("".join(f"{n}\n" for n in range(9)))
+    logs[1].write_text("".join(f"{n}\n" for n in range(7)))
+    shown = difference(*logs).splitlines()
+    assert shown == ["the same:", *"23456", f"{logs[0]}:", "7", "8", f"{logs[1]}:"]
 
 
 @built

@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 from pathlib import Path
 
 import pytest
 from lab_runs import PATIENCE, PROJECT, built, lab
+
+from cqnotify.lab import driver
 
 PINGPONG = "ibv_rc_pingpong -e -d rxe0 -g 1 -n 50"
 # A moment later, as a switched-on host is: the server's last acknowledgement can be lost for good,
@@ -68,6 +71,16 @@ def test_chance_is_the_seeds_too() -> None:
     assert len({line[3:] for line in first}) == 4  # of two hosts, none the same
     assert first == again
     assert not set(first) & set(other)
+
+
+@built
+def test_bytecode_is_there_before_and_no_host_writes_any() -> None:
+    """Another process that wrote it would change the next run."""
+    bytecode = Path(importlib.util.cache_from_source(driver.__file__))
+    bytecode.unlink(missing_ok=True)
+    result = on_hosts("1", "--", "python", "-c", "import sys; print(sys.dont_write_bytecode)")
+    assert result.stdout == b"1| True\n"
+    assert bytecode.exists()
 
 
 @built
