@@ -348,7 +348,7 @@ print("all", i + 1)
 def test_a_child_can_use_the_libraries_whatever_another_thread_did_at_the_fork(
     meanwhile: str,
 ) -> None:
-    ended = python("-c", FORKS.format(meanwhile=MEANWHILE[meanwhile]), timeout=100)
+    ended = python("-c", FORKS.format(meanwhile=MEANWHILE[meanwhile]))
     assert ended.stdout == "all 25\n", ended
 
 
@@ -403,7 +403,5 @@ def test_what_a_child_makes_is_its_own_whatever_it_makes_first(
 ) -> None:
     """Before it has opened a device."""
     body = FIRST_USES[use].replace("\n", "\n    ")
-    ended = python(
-        "-c", IN_A_CHILD.format(host=address_of(ctx), use=body, by_fork=by_fork), timeout=100
-    )
+    ended = python("-c", IN_A_CHILD.format(host=address_of(ctx), use=body, by_fork=by_fork))
     assert ended.stdout == "True\n", ended
