@@ -212,10 +212,10 @@ def compile_bytecode(options: argparse.Namespace, *folders: Path) -> None:
     """Compiles our package, and the programs in these folders, for hosts in virtual time. A host
     that finds the bytecode of a module makes another run than one that has to compile it, and any
     process on this machine that imports the module writes it."""
-    if options.venv:
-        words = [f"{options.venv}/bin/python", "-m", "compileall", "-q", str(HERE.parent)]
+    if options.venv and (python := options.venv / "bin/python").exists():
+        words = [str(python), "-m", "compileall", "-q", str(HERE.parent), *map(str, folders)]
         quiet = subprocess.DEVNULL  # a folder that we may not write to stays as it is
-        subprocess.run([*words, *map(str, folders)], stdout=quiet, stderr=quiet)
+        subprocess.run(words, stdout=quiet, stderr=quiet)
 
 
 def run_in_vm(options: argparse.Namespace) -> int:
