@@ -35,7 +35,8 @@ SETTLE = 2.0  # seconds for a thread to end after its join()
 # Extensions that were built for the ordinary Python do not count their references: in a debug build
 # of CPython 3.11 the total grows by one with each numpy.zeros(1) that comes and goes. So of a test
 # that uses them only memory blocks are counted; cqnotify.memory makes arrays of numpy.
-UNCOUNTED = {"numpy", "uvloop", "memory"}
+# FLAVORS has uvloop.
+UNCOUNTED = {"numpy", "uvloop", "memory", "FLAVORS"}
 
 
 def names_used(function: FunctionType) -> set[str]:
@@ -45,7 +46,10 @@ def names_used(function: FunctionType) -> set[str]:
     while todo:
         code = todo.pop()
         todo += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
-        for name in set(code.co_names) - names:
+        for name in {
+            *code.co_names,
+            *code.co_varnames,
+        } - names:  # pytest.importorskip() is assigned
             names.add(name)
             used = function.__globals__.get(name)
             if getattr(used, "__module__", None) == function.__module__:

@@ -49,9 +49,12 @@ from cqnotify.messages._session import Session
 from cqnotify.messages._wire import Kind
 
 HELLO = wire.hello(ConnectionOptions())
-NO_MEMORY = VerbsError(errno.ENOMEM, "ibv_reg_mr: the limit of locked memory")
 PAGE = resource.getpagesize() >> 10  # KiB
 SILENT = "no answer in time; the peer has accepted, and has not posted its receives"
+
+
+def no_memory() -> VerbsError:
+    return VerbsError(errno.ENOMEM, "ibv_reg_mr: the limit of locked memory")
 
 
 def pinned() -> int:
@@ -244,11 +247,14 @@ def fail_memory(
     monkeypatch.setattr(_resources, "own_memory", own_memory)
 
 
-@pytest.mark.parametrize("error", [NO_MEMORY, MemoryError("nothing left")])
+@pytest.mark.parametrize(
+    "make", [no_memory, lambda: MemoryError("nothing left")], ids=["MR", "any"]
+)
 async def test_a_client_is_told_that_there_is_no_memory_for_it(
-    ctx: Context, monkeypatch: pytest.MonkeyPatch, error: Exception
+    ctx: Context, monkeypatch: pytest.MonkeyPatch, make: Callable[[], Exception]
 ) -> None:
     """Which the listener knows when it has accepted; it goes on."""
+    error = make()
     async with messages.listen(address_of(ctx), 0) as listener:
         with monkeypatch.context() as patch:
             fail_memory(patch, listener, error, 1024)
@@ -270,7 +276,7 @@ async def test_receives_that_cannot_be_posted_are_a_refusal_as_well(
 
     def post_receives(resources: Resources, qp: QP) -> None:
         if asyncio.current_task() in listener._tasks:
-            raise NO_MEMORY
+            raise no_memory()
         post(resources, qp)
 
     async with messages.listen(address_of(ctx), 0) as listener:
@@ -286,7 +292,7 @@ async def test_a_client_for_which_there_is_no_memory_at_all_is_refused(
 ) -> None:
     async with messages.listen(address_of(ctx), 0) as listener:
         with monkeypatch.context() as patch:
-            fail_memory(patch, listener, NO_MEMORY, 0)
+            fail_memory(patch, listener, no_memory(), 0)
             with pytest.raises(RefusedError, match="there is no room for another connection"):
                 await messages.connect(*listener.local, timeout=SOON)
         await comes_in(listener)
