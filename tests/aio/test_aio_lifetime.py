@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import gc
 import signal
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -202,6 +203,14 @@ async def test_a_receive_that_was_cancelled_keeps_nothing_once_its_qp_is_closed(
     gone = weakref.ref(acq)
     del acq
     assert await collected(gone)
+
+
+def test_what_nobody_awaits_keeps_nothing_without_the_garbage_collector(lane: Lane) -> None:
+    acq = AsyncCQ(lane.cq)
+    held = sys.getrefcount(acq)
+    with pytest.warns(RuntimeWarning, match="'AsyncCQ.wait' was never awaited"):
+        acq.wait()
+    assert sys.getrefcount(acq) == held
 
 
 async def test_each_task_has_an_error_of_its_own_that_keeps_no_other(lane: Lane) -> None:

@@ -17,6 +17,7 @@ from support import (
     eventually,
     ids,
     start,
+    start_all,
     tick,
 )
 
@@ -24,6 +25,8 @@ from cqnotify import QP, SRQ, ClosedError, Context, QPType
 from cqnotify.aio import AsyncCQ
 
 pytestmark = pytest.mark.link(recv=True)
+
+BATCH = 16  # completions that the engine fetches at once
 
 
 async def test_completion_sleeps_until_it_comes_and_leaves_the_others_in_order(
@@ -43,6 +46,18 @@ async def test_completion_sleeps_until_it_comes_and_leaves_the_others_in_order(
     assert acq.stats.wakeups == 1
 
 
+async def test_the_ids_behind_a_claimed_completion_come_with_those_before_it(
+    acq: AsyncCQ, link: Link
+) -> None:
+    for i in range(4):
+        link.qp.post_recv(None, wr_id=i)
+    link.bring(4)
+    for i in (3, 1):  # the second one is between two that were fetched with the first
+        assert (await acq.completion(i)).wr_id == i
+    acq.close()
+    assert link.a.rcq.poll_ids() == [0, 2]
+
+
 async def test_of_two_qps_with_the_same_wr_id_each_completion_goes_to_its_own_task(
     ctx: Context, make_link: MakeLink
 ) -> None:
@@ -59,6 +74,34 @@ async def test_of_two_qps_with_the_same_wr_id_each_completion_goes_to_its_own_ta
         assert not tasks[0].done()
         first.bring()
         assert (await tasks[0]).qp_num == first.qp.qp_num
+
+
+async def test_of_many_qps_with_the_same_wr_id_each_completion_goes_to_its_own_task(
+    acq: AsyncCQ, link: Link
+) -> None:
+    """As many as fill a table, where some share a place; the last one comes first."""
+    cqs = {"send_cq": link.a.scq, "recv_cq": link.a.rcq}
+    qps = [QP(link.a.pd, QPType.RC, **cqs) for _ in range(16)]
+    tasks = await start_all(*(acq.completion(5, qp=qp) for qp in qps))
+    for qp, task in reversed([*zip(qps, tasks, strict=True)]):
+        qp.connect(qp.address())
+        qp.post_recv(None, wr_id=5)
+        qp.post_send(None)
+        assert (await task).qp_num == qp.qp_num
+
+
+@pytest.mark.link(max_recv_wr=32, recv=True)
+async def test_what_stands_behind_a_full_batch_of_an_armed_cq_is_found(
+    acq: AsyncCQ, link: Link
+) -> None:
+    """The CQ was armed behind them, so they raise no event."""
+    for i in range(BATCH + 1):
+        link.qp.post_recv(None, wr_id=i)
+    link.bring(BATCH + 1)
+    link.a.rcq.req_notify()
+    assert (await acq.completion(BATCH)).wr_id == BATCH
+    assert acq.stats.events == 0
+    assert ids(acq.poll()) == [*range(BATCH)]
 
 
 @pytest.mark.parametrize("then", ["completion", "wait", "second task", "waiter"])

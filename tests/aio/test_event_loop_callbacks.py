@@ -12,6 +12,7 @@ import contextvars
 import os
 import selectors
 import socket
+import sys
 from collections import deque
 from functools import partial
 from typing import Any
@@ -210,11 +211,14 @@ def test_where_others_are_ready_too_all_are_left_to_the_loop(
         else:
             loop.add_writer(w, called, w)
 
+    handle, _ = selector.get_key(hook.fd).data
+    held = sys.getrefcount(handle)
     loop.call_later(0, prepare)
     loop.run_forever()
     os.close(r)
     os.close(w)
     assert (hook.calls, selector._called) == (1, 0)
+    assert sys.getrefcount(handle) == held
 
 
 def test_a_channel_that_is_watched_for_writing_too_is_left_to_the_loop(

@@ -6,12 +6,17 @@ from __future__ import annotations
 import asyncio
 import errno
 import threading
+import types
+import weakref
+from collections.abc import Generator
+from typing import Any
 
 import pytest
 from flavors import Flavor
 from support import Link, Scenario, cancel, eventually, fill, ids, start, tick
 
 from cqnotify import (
+    MR,
     ClosedError,
     CompletionError,
     QPState,
@@ -38,6 +43,43 @@ async def test_a_late_comer_does_not_overtake_who_waits_for_room(acq: AsyncCQ, l
     link.take(len(full) + 1)
     await asyncio.gather(*full, waiting, late)
     assert link.arrived(len(full) + 1)[-2:] == [1, 2]
+
+
+async def test_who_begins_when_memory_is_let_go_does_not_overtake_who_waits_for_room(
+    acq: AsyncCQ, link: Link
+) -> None:
+    """The completion that frees a slot lets go of the memory of its send, before the slot is
+    filled."""
+    late: list[asyncio.Future[Any]] = []
+
+    def begin(_: object) -> None:
+        call = acq.send(link.qp, link.sg, imm_data=2)
+        late.append(asyncio.ensure_future(going_on(call, call.send(None))))
+
+    mr = MR(link.a.pd, 8)
+    link.qp.post_send(mr, wr_id=0)
+    gone = weakref.ref(mr, begin)
+    del mr
+    full = [await start(acq.send(link.qp, link.sg)) for _ in range(link.qp.max_send_wr - 1)]
+    waiting = await start(acq.send(link.qp, link.sg, imm_data=1))
+    link.take(1)
+    await eventually(lambda: bool(late))
+    assert gone() is None
+    link.take(len(full) + 2)
+    await asyncio.gather(*full, waiting, *late)
+    assert link.arrived(len(full) + 3)[-2:] == [1, 2]
+    assert ids(acq.poll()) == [0]
+
+
+@types.coroutine
+def going_on(call: Any, yielded: Any) -> Generator[Any, Any, object]:
+    """The rest of what has made its first step."""
+    try:
+        while True:
+            value = yield yielded
+            yielded = call.send(value)
+    except StopIteration as e:
+        return e.value
 
 
 @pytest.mark.not_on_iwarp("a send completes when TCP has it, so that none waits")

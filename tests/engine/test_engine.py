@@ -135,6 +135,21 @@ async def test_an_event_that_the_program_read_is_the_programs_to_acknowledge(lan
     lane.cq.ack()
 
 
+async def test_what_the_program_has_acknowledged_is_not_acknowledged_again(lane: Lane) -> None:
+    """Of the events that the engine reads, it acknowledges 32 at once."""
+    async with AsyncCQ(lane.cq) as acq:
+        for _ in range(31):
+            task = await start(acq.wait())
+            lane.send()
+            await task
+        assert lane.cq.unacked == 31
+        lane.cq.ack()
+        task = await start(acq.wait())
+        lane.send()
+        await task
+        assert (lane.cq.stats.events, lane.cq.stats.acked, lane.cq.unacked) == (32, 32, 0)
+
+
 async def test_completions_of_an_extended_cq_have_their_fields(
     ctx: Context, make_link: MakeLink
 ) -> None:

@@ -194,6 +194,27 @@ async def test_what_has_its_completion_at_once_does_not_overtake_those_that_were
         assert (await acq.completion(2)).wr_id == 2
 
 
+async def test_who_is_woken_by_an_event_does_not_overtake_who_was_woken_by_a_poll(
+    acq: AsyncCQ, lane: Lane
+) -> None:
+    order: list[int] = []
+
+    async def claim(wr_id: int) -> None:
+        await acq.completion(wr_id)
+        order.append(wr_id)
+
+    def poll() -> None:
+        """In the iteration in which the event is read, and before it is."""
+        assert acq.poll() == []
+        lane.send()
+
+    tasks = [await start(claim(i)) for i in range(2)]
+    lane.send()
+    asyncio.get_running_loop().call_soon(poll)
+    await asyncio.gather(*tasks)
+    assert order == [0, 1]
+
+
 @pytest.mark.parametrize("how", ["completion", "wait"])
 async def test_who_never_has_to_sleep_lets_others_run_and_loses_nothing_if_they_cancel_him(
     acq: AsyncCQ, lane: Lane, how: str

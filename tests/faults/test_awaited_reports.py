@@ -197,6 +197,25 @@ async def test_of_several_failures_that_nobody_waited_for_each_is_raised(w: TwoL
         await start(acq.wait())
 
 
+async def test_a_failure_of_a_task_that_is_cancelled_then_is_raised_by_the_next(
+    w: TwoLinks,
+) -> None:
+    """It was woken with the failure, and another one cancels it before it goes on."""
+    async with AsyncCQ(w.b.rcq) as acq:
+
+        async def cancel_second() -> None:
+            await is_told(acq.wait(), AsyncEventType.QP_FATAL)
+            assert second.cancel()
+
+        first, second = await start_all(cancel_second(), acq.wait())
+        w.report(AsyncEventType.QP_FATAL, w.b.qp)
+        await first
+        await asyncio.wait([second])
+        assert second.cancelled()
+        assert (await is_told(acq.wait(), AsyncEventType.QP_FATAL)).qp is w.b.qp
+        await start(acq.wait())
+
+
 async def test_a_fatal_failure_is_told_to_all_and_for_good(w: TwoLinks) -> None:
     b = w.b
 

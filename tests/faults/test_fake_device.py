@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from fault_world import calls, core, each_that_failed, inside
-from support import outstanding, until
+from support import cancel, outstanding, start, until
 
 from cqnotify import (
     AH,
@@ -27,6 +27,7 @@ from cqnotify import (
     SRQ,
     BusyError,
     ClosedError,
+    CompletionChannel,
     Context,
     QPState,
     QPType,
@@ -41,6 +42,7 @@ from cqnotify import (
     WROpcode,
     _core,
 )
+from cqnotify.aio import AsyncCQ
 from cqnotify.hw import (
     ECE,
     WQ,
@@ -779,6 +781,44 @@ def test_a_message_that_matches_keeps_its_memory_until_its_data_is_there(
     mr.close()
     srq.close()
     cq.close()
+
+
+async def test_a_tag_stays_with_its_completion_when_others_are_put_before_it(
+    able: Context, pd: PD
+) -> None:
+    cq = CQ(able, 16, channel=CompletionChannel(able), wc_flags=WCExFlags.TM_INFO)
+    srq = SRQ(pd, 8, srq_type=SRQType.TM, cq=cq, max_num_tags=1, max_ops=2)
+    qp = QP(pd, QPType.RC, send_cq=CQ(able, 16), recv_cq=cq)
+    qp.connect(qp.address())
+
+    def bring(wr_id: int) -> None:
+        qp.post_recv(None, wr_id=wr_id)
+        qp.post_send(None)
+
+    def fetched(held: int, completions: int) -> None:
+        def all_came() -> bool:
+            cq.arm_if_empty()  # it looks, and hands nothing out
+            return (cq._held, cq.stats.completions) == (held, completions)
+
+        until(all_came, "they came")
+
+    calls()
+    srq.post_ops(OpsWROpcode.TAG_ADD, wr_id=1, recv_wr_id=2, sg=MR(pd, 64), tag=7)
+    ids = fields(Ops, only_call("ibv_post_srq_ops")[1])
+    async with AsyncCQ(cq) as acq:
+        claimed = await start(acq.completion(4))
+        bring(3)
+        fetched(1, 0)
+        flags = WCFlags.TM_MATCH | WCFlags.TM_DATA_VALID
+        core.fake_complete(pd, cq, ids["recv_wr_id"], WCOpcode.TM_RECV, flags, 7, 99)
+        fetched(2, 0)
+        core.fake_complete()
+        bring(4)
+        fetched(2, 1)  # its task has not run
+        await cancel(claimed)
+        wc = await acq.completion(2)
+        assert (wc.tm_tag, wc.tm_priv, wc.completion_ts) == (7, 99, None)
+        assert [wc.wr_id for wc in acq.poll()] == [4, 3]
 
 
 def completion(pd: PD, cq: CQ, device_id: int, *more: int) -> WorkCompletion:

@@ -12,20 +12,25 @@ from contextlib import closing
 from typing import Any
 
 import pytest
-from fault_world import World, core, failures_pending, inject, starves, told
-from support import DEADLINE, device_fd, device_gone, take_all, until, waiting
+from fault_world import World, core, event_pending, failures_pending, inject, inside, starves, told
+from support import DEADLINE, Waiter, device_fd, device_gone, take_all, until, waiting
 
 from cqnotify import (
     CQ,
+    PD,
     QP,
+    SRQ,
     AsyncEventError,
     AsyncEventType,
     CompletionChannel,
+    Context,
     DeviceRemovedError,
     FailureWatch,
     QPType,
+    VerbsError,
     WCArray,
 )
+from cqnotify.hw import XRCD, SRQType
 
 LASTING = {
     AsyncEventType.CQ_ERR: "cq",
@@ -181,6 +186,50 @@ def test_a_cq_for_both_directions_is_named_once(w: World) -> None:
     assert [cqs for _, cqs in w.watch.read()] == [[w.ex]]
 
 
+def test_a_failure_of_a_qp_without_cqs_concerns_all_cqs(ctx: Context) -> None:
+    """That of XRC_RECV: each message names an SRQ, which has a CQ of its own."""
+    core.use_fake_device(True)
+    with Context(ctx.name) as able:
+        pd, xrcd = PD(able), XRCD(able)
+        channel, watch = CompletionChannel(able), FailureWatch(able)
+        cqs = [CQ(able, 4, channel=channel), CQ(able, 4)]
+        SRQ(pd, 4, srq_type=SRQType.XRC, xrcd=xrcd, cq=cqs[1])
+        qp = QP(None, QPType.XRC_RECV, xrcd=xrcd)
+        core.inject_event(AsyncEventType.QP_FATAL, qp)
+        ((event, concerned),) = watch.read()
+        assert (event.qp, concerned) == (qp, cqs)
+        with pytest.raises(AsyncEventError):
+            channel.get_event(timeout=0)
+
+
+def test_a_failure_of_what_is_being_closed_is_not_told(w: World) -> None:
+    cq = CQ(w.ctx, 4)
+    inject(w, AsyncEventType.CQ_ERR, cq)
+    with inside("ibv_destroy_cq", cq.close) as closer:
+        assert w.watch.read() == []
+    closer.join()
+
+
+def test_a_failure_that_can_not_be_made_is_raised_by_the_next_wait(w: World) -> None:
+    """Each allocation fails once, up to that of the traceback, when it has been raised."""
+
+    def is_told(starve: int = 0) -> bool:
+        """Another thread than the one that read the report."""
+        waiter = Waiter(lambda: starves(lambda: w.channel.get_event(timeout=0), starve))
+        try:
+            assert waiter.join()
+        except (AsyncEventError, TimeoutError) as e:
+            return isinstance(e, AsyncEventError)
+        return False
+
+    starved = 0
+    inject(w, AsyncEventType.QP_FATAL, w.qp)
+    while not is_told(starved + 1) and is_told():
+        starved += 1
+        inject(w, AsyncEventType.QP_FATAL, w.qp)
+    assert starved > 3
+
+
 def test_a_failure_is_told_to_a_watch_in_spite_of_a_lack_of_memory(w: World) -> None:
     """Whatever it is that can't be made: the descriptor stays readable, and nothing is lost."""
     readable = select.poll()
@@ -208,6 +257,31 @@ def test_a_device_that_has_gone_but_says_only_that_nothing_came_is_seen_to_have_
         with pytest.raises(DeviceRemovedError, match="no more events will come"):
             w.watch.read()
         assert core.failed() == "ibv_get_async_event"
+
+
+def sleep_once(w: World) -> None:
+    """The next wait then sleeps before it looks."""
+    with waiting(w.channel.get_event) as waiter:
+        w.channel.interrupt()
+    with pytest.raises(InterruptedError):
+        waiter.join()
+
+
+def test_an_event_that_came_before_the_device_went_away_is_returned(w: World) -> None:
+    sleep_once(w)
+    event_pending(w)
+    with device_gone(w.ctx):
+        assert w.channel.get_event(timeout=DEADLINE) is w.ex
+        with pytest.raises(DeviceRemovedError, match="no more events will come"):
+            w.channel.get_event(timeout=DEADLINE)
+    w.ex.ack()
+
+
+def test_a_wait_ends_when_the_device_has_gone_and_does_not_say_so(w: World) -> None:
+    with device_gone(w.ctx), socket.socket() as unconnected:
+        os.dup2(unconnected.fileno(), device_fd(w.ctx), inheritable=False)  # POLLHUP alone
+        with pytest.raises(DeviceRemovedError, match="no more events will come"):
+            w.channel.get_event(timeout=DEADLINE)
 
 
 def test_every_type_of_event_is_known() -> None:

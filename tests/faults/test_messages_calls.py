@@ -14,7 +14,7 @@ from fault_world import core, held_objects, open_files
 from support import DEADLINE, address_of
 
 from cqnotify import ClosedError, Context, messages
-from cqnotify.messages import Connection, ConnectionOptions
+from cqnotify.messages import Connection, ConnectionLostError, ConnectionOptions
 from cqnotify.messages._resources import Device
 
 SOON = 5.0  # seconds until an end knows
@@ -135,3 +135,20 @@ def test_each_call_of_messages_fails_once(ctx: Context) -> None:
             del failure
             assert left() == before, what
     assert CALLS - seen == set()
+
+
+async def test_a_look_for_credits_that_fails_ends_the_connection(ctx: Context) -> None:
+    """A sender looks once half of its credits are used up."""
+    async with messages.listen(address_of(ctx), 0, options=OPTIONS) as listener:
+        a = await messages.connect(*listener.local, options=OPTIONS)
+        b = await listener.accept(SOON)
+    core.before_call("ibv_poll_cq", lambda: core.fail_call(1, errno.EIO))
+    sending = a.send(b"")
+    with pytest.raises(StopIteration):
+        sending.send(None)
+    assert core.failed() == "ibv_poll_cq"
+    with pytest.raises(ConnectionLostError, match="ibv_poll_cq"):
+        await a.recv(timeout=SOON)
+    assert a.closed
+    await is_over(b)
+    await asyncio.gather(a.aclose(), b.aclose())

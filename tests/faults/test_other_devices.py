@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 from fault_world import GROUP, World, core, drain, inside, receive
-from support import Waiter, outstanding, until
+from support import DEADLINE, Waiter, outstanding, start, until
 
 from cqnotify import (
+    CQ,
     MR,
     PD,
     QP,
@@ -31,6 +32,7 @@ from cqnotify import (
     WROpcode,
     fork_status,
 )
+from cqnotify.aio import AsyncCQ
 
 # ---- a device that can do less ---------------------------------------------------------------
 
@@ -86,6 +88,57 @@ def test_what_a_closed_qp_had_received_stays_until_its_cq_can_be_polled(w: World
     w.mr.close()
     assert w.ex.poll_ids() == []
     w.srq.close()
+
+
+def test_all_that_a_closed_qp_has_received_keeps_its_wr_ids(w: World) -> None:
+    """More than one poll of the device returns."""
+    drain(w)
+    n = 40
+    cq = CQ(w.ctx, n)
+    qp = QP(w.pd, QPType.RC, send_cq=w.ex, recv_cq=cq, max_recv_wr=n)
+    qp.connect(qp.address())
+    for i in range(n):
+        qp.post_recv(None, wr_id=i)
+        qp.post_send(None)
+        until(lambda: bool(w.ex.poll()), "sent")
+    core.before_call("ibv_poll_cq", lambda: core.fail_call(1, errno.EIO))
+    qp.close()
+    assert core.failed() == "ibv_poll_cq"
+    assert [wr_id for _ in range(n // 4) for wr_id in cq.poll_ids(4)] == [*range(n)]
+
+
+def leave_a_failure(w: World) -> None:
+    """Of a QP that is gone by now, in a CQ that could not be polled when the QP was closed."""
+    qp = w.new_qp()
+    qp.connect(qp.address())
+    w.cq.req_notify()
+    write = {"opcode": WROpcode.RDMA_WRITE, "remote_addr": w.mr.addr, "rkey": w.mr.rkey ^ 0xFF00}
+    qp.post_send(w.mr[0:8], wr_id=1, **write)
+    assert w.channel.get_event(timeout=DEADLINE) is w.cq
+    w.cq.ack()
+    core.before_call("ibv_poll_cq", lambda: core.fail_call(1, errno.EIO))
+    qp.close()
+    assert core.failed() == "ibv_poll_cq"
+
+
+async def test_what_fails_of_a_qp_that_is_gone_is_not_taken_for_that_of_a_later_one(
+    w: World,
+) -> None:
+    """Which may be in the memory of the QP that is gone, and is queried only after a failure."""
+    drain(w)
+    leave_a_failure(w)
+    qps = [w.new_qp() for _ in range(8)]
+    queried: list[QP] = []
+    async with AsyncCQ(w.ex) as acq:
+        for round_ in range(2):
+            for qp in qps:
+                if round_ == 0:
+                    qp.connect(qp.address())
+                core.before_call("state", lambda qp=qp: queried.append(qp))
+                await start(acq.recv(qp, w.mr[0:64]))
+            assert queried == qps, "each once, before its first operation"
+            if round_ == 0:
+                assert [wc.ok for wc in w.cq.poll()] == [False]
 
 
 # ---- groups of multicast ---------------------------------------------------------------------

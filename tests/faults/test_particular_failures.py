@@ -34,6 +34,7 @@ from support import (
     unraisables,
     until,
     wait_completions,
+    waiting,
 )
 
 from cqnotify import (
@@ -437,6 +438,27 @@ def test_an_event_that_is_read_while_its_cq_is_destroyed_in_vain_is_not_lost(w: 
     assert w.channel.try_get_event() is None
     stats = w.ex.stats
     assert stats.events == stats.acked
+
+
+def test_a_wait_looks_for_a_late_event_before_it_sleeps(w: World) -> None:
+    """Although the wait before it had to sleep."""
+    for qp in (w.qp, w.sqp):
+        qp.close()
+    with waiting(w.channel.get_event) as waiter:
+        w.channel.interrupt()
+    with pytest.raises(InterruptedError):
+        waiter.join()
+    w.qp = w.new_qp()
+    w.qp.connect(w.qp.address())
+    event_pending(w)
+    w.ex.poll()
+    w.qp.close()
+    with inside("ibv_destroy_cq", w.ex.close, error=errno.EINVAL) as closer:
+        assert w.channel.try_get_event() is None
+    with pytest.raises(VerbsError, match="this CQ stays open"):
+        closer.join()
+    assert Waiter(w.channel.get_event).join() is w.ex
+    w.ex.ack()
 
 
 def test_a_wait_goes_on_after_a_signal_that_the_kernel_reports(w: World) -> None:

@@ -47,7 +47,7 @@ class Scene:
 
     def _pass(self) -> None:
         self.passed += 1
-        thread = threading.Thread(target=ACTS[self.act], args=(self,))
+        thread = threading.Thread(target=(ACTS | OTHER_ACTS)[self.act], args=(self,))
         thread.start()
         thread.join()
 
@@ -81,6 +81,7 @@ ACTS: dict[str, Callable[[Scene], object]] = {
     "poll": lambda s: s.poll(),
     "req_notify": lambda s: s.arm(),
 }
+OTHER_ACTS: dict[str, Callable[[Scene], object]] = {"forget": lambda s: s.acq._forget_tasks()}
 CLOSES = {"AsyncCQ.close", "CQ.close", "QP.close", "Context.close"}
 
 CALLS: dict[str, Callable[[Scene], Awaitable[Any]]] = {
@@ -253,6 +254,22 @@ async def test_when_the_task_is_cancelled(
             s.post()
         link.bring()
         assert await behind.result()
+    s.acq.close()
+
+
+@pytest.mark.parametrize("on", ON_TRIO, indirect=True)
+async def test_when_the_loop_of_a_task_that_is_cancelled_was_closed(link: Link, on: Flavor) -> None:
+    """It has given up when its loop was found closed, and does so once."""
+    s = Scene(link, on, "forget")
+    async with on.tasks() as start:
+        task = start(lambda: thrown_into(s.acq.recv(link.qp, link.into)))
+        await on.tick()
+        s.other_thread_acts_at("throw")
+        task.scope.cancel()
+        await until_passed(s)
+        link.bring()
+        assert await s.acq.recv(link.qp, link.into), "it takes over"
+    assert core.check_engine(s.acq) is None
     s.acq.close()
 
 

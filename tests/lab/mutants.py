@@ -635,6 +635,12 @@ def run_all(
     LOG.unlink(missing_ok=True)
     first = Guest(run.command)
     first.end()
+    for mutant in mutants.values():
+        if not options.tests and not any(test.startswith(mutant.tests) for test in first.tests):
+            say(
+                f"mutants: the mutant '{mutant.name}' names tests that do not exist: {mutant.tests}"
+            )
+            return 2
     run.learn(first.tests, first.reached_by_import, Kept(options.copy, core))
     say(f"{len(first.tests)} tests ran without a mutant ({time.monotonic() - began:.0f} s)")
     run.mutants = {

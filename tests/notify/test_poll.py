@@ -321,6 +321,16 @@ def test_solicited_only_is_widened_but_not_narrowed(pair: Pair) -> None:
     assert b.channel.get_event(timeout=DEADLINE) is b.rcq
 
 
+def test_an_arm_for_solicited_events_does_not_end_one_for_any(pair: Pair) -> None:
+    b = pair[1]
+    b.rcq.req_notify()
+    b.rcq.req_notify(solicited_only=True)
+    assert b.rcq.arm_if_empty()
+    assert b.rcq.stats.arms == 2, "it is armed for any still"
+    send(pair, [1])
+    assert b.channel.get_event(timeout=DEADLINE) is b.rcq
+
+
 # ---- resize, modify ----------------------------------------------------------------------
 
 

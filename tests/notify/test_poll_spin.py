@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -186,6 +187,22 @@ def test_a_number_that_closes_the_cq_while_it_is_converted(cq: CQ) -> None:
 
     with pytest.raises(ClosedError):
         cq.poll(spin=Hostile())  # type: ignore[arg-type]
+
+
+def test_a_cq_that_has_spun_leaves_no_memory(ctx: Context) -> None:
+    def spin_once() -> None:
+        with CQ(ctx, 4) as cq:
+            assert cq.poll(spin=1e-9) == []
+
+    spin_once()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for _ in range(32):
+            spin_once()
+        assert tracemalloc.get_traced_memory()[0] < before + 32 * 256
+    finally:
+        tracemalloc.stop()
 
 
 # ---- closing ------------------------------------------------------------------------------
