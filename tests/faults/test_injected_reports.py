@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import select
 import socket
 import sys
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import pytest
@@ -27,7 +29,6 @@ from cqnotify import (
     DeviceRemovedError,
     FailureWatch,
     QPType,
-    VerbsError,
     WCArray,
 )
 from cqnotify.hw import XRCD, SRQType
@@ -210,24 +211,21 @@ def test_a_failure_of_what_is_being_closed_is_not_told(w: World) -> None:
     closer.join()
 
 
-def test_a_failure_that_can_not_be_made_is_raised_by_the_next_wait(w: World) -> None:
-    """Each allocation fails once, up to that of the traceback, when it has been raised."""
+def test_a_wait_that_can_not_make_its_failure_says_that_memory_is_short(w: World) -> None:
+    """Each allocation fails once, in another thread than the one that reads the report."""
 
-    def is_told(starve: int = 0) -> bool:
-        """Another thread than the one that read the report."""
-        waiter = Waiter(lambda: starves(lambda: w.channel.get_event(timeout=0), starve))
-        try:
-            assert waiter.join()
-        except (AsyncEventError, TimeoutError) as e:
-            return isinstance(e, AsyncEventError)
-        return False
+    def raised(starve: int) -> Exception:
+        with pytest.raises((AsyncEventError, MemoryError)) as e:
+            core.fail_alloc(starve)
+            w.channel.get_event()
+        return e.value
 
-    starved = 0
-    inject(w, AsyncEventType.QP_FATAL, w.qp)
-    while not is_told(starved + 1) and is_told():
-        starved += 1
+    for n in itertools.count(1):
         inject(w, AsyncEventType.QP_FATAL, w.qp)
-    assert starved > 3
+        if isinstance(Waiter(partial(raised, n)).join(), AsyncEventError):
+            break
+        assert core.failed() == "allocation"
+    assert n > 3
 
 
 def test_a_failure_is_told_to_a_watch_in_spite_of_a_lack_of_memory(w: World) -> None:
