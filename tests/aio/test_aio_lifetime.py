@@ -181,6 +181,25 @@ async def test_a_task_that_only_the_asynccq_knows_is_not_collected(lane: Lane) -
     assert await collected(gone)
 
 
+async def test_what_the_collector_sees_of_an_asynccq_that_is_waited_for_is_a_reference(
+    lane: Lane,
+) -> None:
+    """The channel refers to it then."""
+    acq = AsyncCQ(lane.cq)
+
+    def unseen() -> int:
+        return sys.getrefcount(acq) - len(gc.get_referrers(acq))
+
+    before = unseen()
+    task = await start(acq.wait())
+    assert lane.cq.channel in gc.get_referrers(acq)
+    assert unseen() == before
+    await cancel(task)
+    assert lane.cq.channel not in gc.get_referrers(acq)
+    assert unseen() == before
+    acq.close()
+
+
 async def test_the_context_of_the_first_waiter_is_not_kept(lane: Lane) -> None:
     before = open_fds()
     acq = AsyncCQ(lane.cq)

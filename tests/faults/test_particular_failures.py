@@ -568,6 +568,18 @@ def test_what_comes_while_one_spins_is_not_lost_to_a_lack_of_memory(
     assert seen == [None]
 
 
+def test_a_spin_does_not_poll_a_cq_that_is_being_closed(w: World) -> None:
+    cq = CQ(w.ctx, 4)
+    with inside("ibv_poll_cq", lambda: cq.poll(spin=SPIN), n=2) as spinner:
+        closer = Waiter(cq.close)
+        until(lambda: cq.closed, "it is being closed")
+        core.fail_call(1, 0)  # the spin goes on; the next call succeeds, and is noted
+        with pytest.raises(ClosedError):
+            spinner.join()
+        closer.join()
+        assert core.failed() == "ibv_destroy_cq"
+
+
 def test_a_device_that_breaks_ends_the_spin(w: World) -> None:
     drain(w)
     for cq, error in ((w.cq, errno.EPROTO), (w.ex, errno.EIO)):
