@@ -15,7 +15,19 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
-from support import DEADLINE, Link, MakeLink, Scenario, Waiter, fill, ids, outstanding, start, tick
+from support import (
+    DEADLINE,
+    Lane,
+    Link,
+    MakeLink,
+    Scenario,
+    Waiter,
+    fill,
+    ids,
+    outstanding,
+    start,
+    tick,
+)
 
 from cqnotify import Context
 from cqnotify.aio import AsyncCQ
@@ -268,3 +280,20 @@ async def test_a_receive_that_somebody_awaits_keeps_what_was_dropped(ctx: Contex
         await asyncio.sleep(0)
     assert messages == [True]
     ctx_of_both.close()
+
+
+def test_a_scope_that_lets_go_of_its_asynccq_is_not_collected_meanwhile(lane: Lane) -> None:
+    collected = []
+
+    class Collecting(AsyncCQ):
+        def __del__(self) -> None:
+            collected.append(gc.collect())
+
+    acq = Collecting(lane.cq)
+    scope = acq.scope()
+    acq.close()
+    del acq
+    assert not collected
+    gc.collect()
+    del scope
+    assert collected == [0]

@@ -30,6 +30,7 @@ from cqnotify import (
     AsyncEvent,
     AsyncEventError,
     AsyncEventType,
+    ClosedError,
     CompletionChannel,
     Context,
     DeviceRemovedError,
@@ -323,6 +324,15 @@ async def test_an_operation_of_a_qp_whose_state_is_unknown_is_refused(w: TwoLink
         assert other.cancel()
         w.b.qp.post_recv(w.b.mr[0:64])
         assert (await acq.send(a.qp, a.mr[0:8])).ok
+
+
+async def test_an_operation_of_a_qp_that_is_closed_while_its_state_is_queried_is_refused(
+    w: TwoLinks,
+) -> None:
+    async with AsyncCQ(w.a.scq) as acq:
+        core.before_call("state", w.a.qp.close)
+        with pytest.raises(ClosedError, match="QP"):
+            await acq.send(w.a.qp, w.a.mr[0:8])
 
 
 @pytest.mark.link(recv=True)

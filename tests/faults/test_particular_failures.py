@@ -608,13 +608,15 @@ def test_closed_is_closed_even_if_there_is_no_memory_to_say_so(w: World) -> None
 def test_a_completion_that_comes_between_the_poll_and_the_arm_is_not_missed(
     w: World, call: str, use: str
 ) -> None:
-    cq = w.cq
-    w.qp.post_recv(w.mr[0:64])
+    cq = CQ(w.ctx, 4, channel=w.channel)
+    qp = QP(w.pd, QPType.RC, send_cq=w.ex, recv_cq=cq)
+    qp.connect(qp.address())
+    qp.post_recv(w.mr[0:64], wr_id=5)
     drain(w)
 
     def race() -> None:
-        w.qp.post_send(w.mr[64:72], wr_id=5)
-        until(lambda: bool(w.ex.poll()), "received")  # so it is in the sender's CQ as well
+        qp.post_send(w.mr[64:72])
+        until(lambda: bool(w.ex.poll()), "sent")  # the receive completes before
 
     core.before_call(call, race)
     if use == "arm_if_empty":
