@@ -118,32 +118,37 @@ int cqn_sort_new(const char *type, const char *const *names, int positional, int
 }
 
 /* Returns the text of a rejected value for an error message: a new reference, or NULL with an
- * exception. */
-static PyObject *text_of_argument(PyObject *value)
+ * exception. Python limits the digits of an int's repr(): `otherwise` replaces a longer one. */
+static PyObject *text_of_argument(PyObject *value, const char *otherwise)
 {
     PyObject *text = PyObject_Repr(value);
     if (text == NULL && PyErr_ExceptionMatches(PyExc_ValueError)) {
-        PyErr_Clear(); /* Python limits the digits of an int's repr() */
-        text = PyUnicode_FromString("far too large");
+        PyErr_Clear();
+        text = PyUnicode_FromString(otherwise);
     }
     return text;
+}
+
+/* Raises TypeError. Returns -1. */
+static int refuse_type(PyObject *value, const char *name, const char *expected)
+{
+    PyObject *text = text_of_argument(value, Py_TYPE(value)->tp_name);
+    if (text != NULL) {
+        PyErr_Format(PyExc_TypeError, "%s must be %s, not %U", name, expected, text);
+        Py_DECREF(text);
+    }
+    return -1;
 }
 
 /* Raises ValueError with the value as the user wrote it, and the allowed range. */
 static void refuse_range(PyObject *value, const char *name, uint64_t min, uint64_t max)
 {
-    PyObject *text = text_of_argument(value);
+    PyObject *text = text_of_argument(value, "far too large");
     if (text != NULL) {
         PyErr_Format(PyExc_ValueError, "%s is %U: it must be %llu to %llu", name, text,
                      (unsigned long long)min, (unsigned long long)max);
         Py_DECREF(text);
     }
-}
-
-static int refuse_member(PyObject *value, const char *name, const char *kind)
-{
-    PyErr_Format(PyExc_TypeError, "%s must be %s, not %R", name, kind, value);
-    return -1;
 }
 
 /* Any object with __index__() is accepted. */
@@ -190,13 +195,12 @@ int cqn_u32(PyObject *value, const char *name, uint32_t max, uint32_t *out)
 
 int cqn_member(PyObject *value, const char *name, const char *kind, uint64_t max, uint64_t *out)
 {
-    return PyIndex_Check(value) ? cqn_uint(value, name, max, out)
-                                : refuse_member(value, name, kind);
+    return PyIndex_Check(value) ? cqn_uint(value, name, max, out) : refuse_type(value, name, kind);
 }
 
 int cqn_member32(PyObject *value, const char *name, const char *kind, uint32_t max, uint32_t *out)
 {
-    return PyIndex_Check(value) ? cqn_u32(value, name, max, out) : refuse_member(value, name, kind);
+    return PyIndex_Check(value) ? cqn_u32(value, name, max, out) : refuse_type(value, name, kind);
 }
 
 /* Returns the 4 or 16 bytes of an ipaddress object or of an address in text form; NULL without an
@@ -237,8 +241,7 @@ int cqn_gid(PyObject *value, const char *name, union ibv_gid *out)
         memcpy(out->raw + sizeof(*out) - size, PyBytes_AS_STRING(packed), (size_t)size);
     }
     else {
-        PyErr_Format(PyExc_TypeError, "%s must be an IP address, its text, or 16 bytes, not %R",
-                     name, value);
+        refuse_type(value, name, "an IP address, its text, or 16 bytes");
     }
     Py_XDECREF(packed);
     return ok ? 0 : -1;
@@ -267,7 +270,7 @@ int cqn_spin(PyObject *value, int64_t *out_ns)
         PyErr_Clear(); /* an int too large for a float */
     }
     if (!(seconds >= 0 && seconds <= MAX_SPIN)) {
-        PyObject *text = text_of_argument(value);
+        PyObject *text = text_of_argument(value, "far too large");
         if (text != NULL) {
             PyErr_Format(PyExc_ValueError,
                          "spin is %U: it must be 0 to %d seconds; to wait longer, sleep: see "
@@ -304,8 +307,12 @@ int cqn_timeout(PyObject *value, int64_t *out_ns)
         return -1;
     }
     if (!(seconds >= 0)) {
-        PyErr_Format(PyExc_ValueError, "timeout is %R: it must be 0 or more seconds, or None",
-                     value);
+        PyObject *text = text_of_argument(value, "far too small");
+        if (text != NULL) {
+            PyErr_Format(PyExc_ValueError, "timeout is %U: it must be 0 or more seconds, or None",
+                         text);
+            Py_DECREF(text);
+        }
         return -1;
     }
     /* more than 30 years: no timeout */
