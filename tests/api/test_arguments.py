@@ -64,7 +64,6 @@ ROWS: list[Row] = [
      "port_num must be an integer, not str"),
     ("find_gid", lambda s, bad: s.ctx.find_gid(bad), [5, bytes(16), []], TypeError,
      "address must be an IP address"),
-    ("find_gid", lambda s, bad: s.ctx.find_gid(bad), [FAR], TypeError, "16 bytes, not int"),
     ("get_async_event", lambda s, bad: s.ctx.get_async_event(1, bad), [2], TypeError,
      "at most 1 positional"),
     ("FailureWatch", lambda s, bad: FailureWatch(bad), [None, 1, "rxe0"], TypeError,
@@ -86,8 +85,10 @@ ROWS: list[Row] = [
     ("CQ", lambda s, bad: CQ(s.ctx, 4, wc_flags=bad), ["all"], TypeError,
      "wc_flags must be WCExFlags such as WCExFlags.BYTE_LEN, not 'all'"),
     ("CQ", lambda s, bad: CQ(s.ctx, 4, wc_flags=bad), [[FAR]], TypeError, "BYTE_LEN, not list"),
-    ("get_event", lambda s, bad: s.channel.get_event(timeout=bad), [-FAR], ValueError,
+    ("get_async_event", lambda s, bad: s.ctx.get_async_event(timeout=bad), [-FAR], ValueError,
      "timeout is far too small: it must be 0 or more seconds"),
+    ("attach_mcast", lambda s, bad: s.qp.attach_mcast(bad), [FAR, b"short"], TypeError,
+     "gid must be an IP address, its text, or 16 bytes, not (int|b'short')"),
     ("poll", lambda s, bad: s.cq.poll(bad), OUT_OF_RANGE, ValueError, "max_entries is"),
     ("poll", lambda s, bad: s.cq.poll(bad), [FAR], ValueError,
      "max_entries is .*: it must be 1 to 2147483647"),
@@ -206,7 +207,7 @@ def test_what_is_refused_says_why_and_leaves_nothing(ctx: Context, name: str) ->
             "qp": lambda: QP(pd, RC, send_cq=cq),
             "srq": lambda: SRQ(pd, 32),
         }
-        needed = {"MR": "mr", "with_lkey": "mr", "check_modify": "qp"}
+        needed = {"MR": "mr", "with_lkey": "mr", "check_modify": "qp", "attach_mcast": "qp"}
         needed["SRQ.modify"] = "srq"
         made = needed.get(name)
         if made is not None:
