@@ -4,9 +4,11 @@ the same run, and of the faults that make a run fail the shortest list is found.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from shrink import ddmin, remembered, shrink, simplify  # noqa: E402
 
 JOBS = 2
 SEEDS = 20
+WORKLOADS = len(cluster.WORKLOADS)
 
 
 # ---- the shrinker ------------------------------------------------------------------------------
@@ -255,56 +258,66 @@ def test_a_torn_record_at_the_end_of_a_journal_is_none(tmp_path: Path) -> None:
 # ---- the runs ----------------------------------------------------------------------------------
 
 
-def runs(seeds: Iterable[int], logs: Path | None = None) -> list[cluster.Outcome]:
+@contextlib.contextmanager
+def running(seeds: Iterable[int], logs: Path) -> Iterator[list[Future[cluster.Outcome]]]:
     """`logs` is a folder for a log of each, by its number in the order."""
     with cluster.processes(JOBS) as pool:
-        begun = [
+        yield [
             pool.submit(
                 cluster.run,
                 CACHE,
                 seed,
                 cluster.workload_of(seed),
                 faults.draw(seed),
-                log=logs and logs / str(number),
+                log=logs / str(number),
             )
             for number, seed in enumerate(seeds)
         ]
-        return [run.result() for run in begun]
+        pool.shutdown(cancel_futures=True)
 
 
-def check(outcomes: Sequence[cluster.Outcome]) -> None:
-    for outcome in outcomes:
-        print(outcome.summary())
-    wrong = [outcome for outcome in outcomes if outcome.wrong]
-    assert not wrong, "\n".join(
-        f"tests/clusters/run.py --first {outcome.seed} --shrink\n{faults.text(outcome.faults)}"
-        + "\n".join(outcome.wrong)
-        for outcome in wrong
+def check(outcome: cluster.Outcome) -> None:
+    print(outcome.summary())
+    assert not outcome.wrong, "\n".join(
+        [
+            f"tests/clusters/run.py --first {outcome.seed} --shrink",
+            faults.text(outcome.faults),
+            *outcome.wrong,
+        ]
     )
 
 
 @pytest.fixture(scope="module")
-def some(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[cluster.Outcome], Path]:
-    """Twenty seeds, and the first of each workload again; and their logs."""
-    logs = tmp_path_factory.mktemp("logs")
-    return runs([*range(SEEDS), *range(len(cluster.WORKLOADS))], logs), logs
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("logs")
+
+
+@pytest.fixture(scope="module")
+def some(logs: Path) -> Iterator[list[Future[cluster.Outcome]]]:
+    """Twenty seeds, and the first of each workload again."""
+    with running([*range(SEEDS), *range(WORKLOADS)], logs) as begun:
+        yield begun
 
 
 @built
-def test_whatever_fails_the_clusters_are_right(some: tuple[list[cluster.Outcome], Path]) -> None:
-    check(some[0])
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_whatever_fails_the_cluster_is_right(
+    some: list[Future[cluster.Outcome]], seed: int
+) -> None:
+    check(some[seed].result())
 
 
 @built
-def test_the_same_seed_makes_the_same_run(some: tuple[list[cluster.Outcome], Path]) -> None:
+@pytest.mark.parametrize("seed", range(WORKLOADS))
+def test_the_same_seed_makes_the_same_run(
+    some: list[Future[cluster.Outcome]], logs: Path, seed: int
+) -> None:
     """To the nanosecond of each frame."""
-    outcomes, logs = some
-    for number, again in enumerate(outcomes[SEEDS:], SEEDS):
-        first = outcomes[again.seed]
-        assert first.workload == again.workload
-        assert len(first.record) > 10
-        assert first.trace == again.trace, difference(logs / str(again.seed), logs / str(number))
-        assert (first.record, first.frames) == (again.record, again.frames)
+    first, again = some[seed].result(), some[SEEDS + seed].result()
+    assert first.workload == again.workload
+    assert len(first.record) > 10
+    assert first.trace == again.trace, difference(logs / str(seed), logs / str(SEEDS + seed))
+    assert (first.record, first.frames) == (again.record, again.frames)
 
 
 def difference(*logs: Path) -> str:
@@ -326,7 +339,14 @@ def test_the_first_difference_of_two_logs_is_shown(tmp_path: Path) -> None:
     assert shown == ["the same:", *"23456", f"{logs[0]}:", "7", "8", f"{logs[1]}:"]
 
 
+@pytest.fixture(scope="module")
+def more(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Future[cluster.Outcome]]]:
+    with running(range(SEEDS, 10 * SEEDS), tmp_path_factory.mktemp("more")) as begun:
+        yield begun
+
+
 @built
 @pytest.mark.release
-def test_more_seeds_are_right() -> None:
-    check(runs(range(SEEDS, 10 * SEEDS)))
+@pytest.mark.parametrize("seed", range(SEEDS, 10 * SEEDS))
+def test_more_seeds_are_right(more: list[Future[cluster.Outcome]], seed: int) -> None:
+    check(more[seed - SEEDS].result())
