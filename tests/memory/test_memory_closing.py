@@ -312,7 +312,8 @@ async def test_a_get_that_waits_for_its_grant_goes_on_over_the_next_connection(
         if by == "post":  # of a transfer
             conn.failed(VerbsError(errno.EINVAL, "the QP is in ERR"))
         if by == "access":
-            with pytest.raises(CompletionError, match="REM_ACCESS_ERR"):
+            # Our end may hang up before its refusal has arrived there.
+            with pytest.raises(CompletionError, match="REM_ACCESS_ERR|WR_FLUSH_ERR"):
                 await server.raws[0].read(1 << 20, 1, 1)
         raw = await server.accept()
         assert await raw.asked() == [1]
