@@ -140,15 +140,22 @@ static int refuse_type(PyObject *value, const char *name, const char *expected)
     return -1;
 }
 
-/* Raises ValueError with the value as the user wrote it, and the allowed range. */
-static void refuse_range(PyObject *value, const char *name, uint64_t min, uint64_t max)
+/* Raises ValueError with the value as the user wrote it, and with what it must be: a format of
+ * PyUnicode_FromFormat(), and its arguments. Returns -1. */
+static int refuse_value(PyObject *value, const char *name, const char *otherwise,
+                        const char *expected, ...)
 {
-    PyObject *text = text_of_argument(value, "far too large");
+    va_list args;
+    va_start(args, expected);
+    PyObject *limit = PyUnicode_FromFormatV(expected, args);
+    va_end(args);
+    PyObject *text = limit == NULL ? NULL : text_of_argument(value, otherwise);
     if (text != NULL) {
-        PyErr_Format(PyExc_ValueError, "%s is %U: it must be %llu to %llu", name, text,
-                     (unsigned long long)min, (unsigned long long)max);
-        Py_DECREF(text);
+        PyErr_Format(PyExc_ValueError, "%s is %U: it must be %U", name, text, limit);
     }
+    Py_XDECREF(text);
+    Py_XDECREF(limit);
+    return -1;
 }
 
 /* Any object with __index__() is accepted. */
@@ -171,8 +178,8 @@ int cqn_range(PyObject *value, const char *name, uint64_t min, uint64_t max, uin
     }
     if (beyond || n < min || n > max) {
         PyErr_Clear();
-        refuse_range(value, name, min, max);
-        return -1;
+        return refuse_value(value, name, "far too large", "%llu to %llu", (unsigned long long)min,
+                            (unsigned long long)max);
     }
     *out = n;
     return 0;
@@ -270,15 +277,8 @@ int cqn_spin(PyObject *value, int64_t *out_ns)
         PyErr_Clear(); /* an int too large for a float */
     }
     if (!(seconds >= 0 && seconds <= MAX_SPIN)) {
-        PyObject *text = text_of_argument(value, "far too large");
-        if (text != NULL) {
-            PyErr_Format(PyExc_ValueError,
-                         "spin is %U: it must be 0 to %d seconds; to wait longer, sleep: see "
-                         "arm_if_empty()",
-                         text, MAX_SPIN);
-            Py_DECREF(text);
-        }
-        return -1;
+        return refuse_value(value, "spin", "far too large",
+                            "0 to %d seconds; to wait longer, sleep: see arm_if_empty()", MAX_SPIN);
     }
     *out_ns = (int64_t)ceil(seconds * 1e9);
     return 0;
@@ -307,13 +307,7 @@ int cqn_timeout(PyObject *value, int64_t *out_ns)
         return -1;
     }
     if (!(seconds >= 0)) {
-        PyObject *text = text_of_argument(value, "far too small");
-        if (text != NULL) {
-            PyErr_Format(PyExc_ValueError, "timeout is %U: it must be 0 or more seconds, or None",
-                         text);
-            Py_DECREF(text);
-        }
-        return -1;
+        return refuse_value(value, "timeout", "far too small", "0 or more seconds, or None");
     }
     /* more than 30 years: no timeout */
     *out_ns = seconds > 1e9 ? -1 : (int64_t)ceil(seconds * 1e9);
