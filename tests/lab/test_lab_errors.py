@@ -250,9 +250,12 @@ def test_an_environment_gets_what_it_lacks(tmp_path: Path) -> None:
     lock = tmp_path / "tests/lab/lock.txt"
     lock.parent.mkdir(parents=True)
     install = functions_of_the_lab()["install_group"]
+    has_group = re.search(r"^has_group\(\) .*", Path(LAB).read_text(), re.M)
+    assert has_group
     script = f"""set -eu
         fingerprint() {{ sha256sum <"$1"; }}
         logged() {{ "${{@:2}}"; }}
+        {has_group[0]}
         install_group() {{\n{install}}}
         install_group . "$1" """
 
