@@ -563,6 +563,14 @@ async def start(call: Awaitable[Any]) -> asyncio.Future[Any]:
     return task
 
 
+async def wake(acq: AsyncCQ, lane: Lane, times: int = 1) -> None:
+    """A task that is asleep in wait() is woken by a completion, that many times."""
+    for _ in range(times):
+        task = await start(acq.wait())
+        lane.send()
+        await task
+
+
 async def start_all(*calls: Awaitable[Any]) -> list[asyncio.Future[Any]]:
     """Tasks that are asleep in these calls by now."""
     tasks = [asyncio.ensure_future(call) for call in calls]

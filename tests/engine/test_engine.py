@@ -20,6 +20,7 @@ from support import (
     number_of,
     start,
     tick,
+    wake,
 )
 
 from cqnotify import (
@@ -126,10 +127,7 @@ async def test_an_event_that_the_program_read_is_the_programs_to_acknowledge(lan
     assert lane.cq.channel.get_event() is lane.cq
     async with AsyncCQ(lane.cq) as acq:
         await acq.wait()
-        for _ in range(40):  # more than are acknowledged at once
-            task = await start(acq.wait())
-            lane.send()
-            await task
+        await wake(acq, lane, 40)  # more than are acknowledged at once
         assert lane.cq.unacked < 40
     assert lane.cq.unacked == 1
     lane.cq.ack()
@@ -138,15 +136,10 @@ async def test_an_event_that_the_program_read_is_the_programs_to_acknowledge(lan
 async def test_what_the_program_has_acknowledged_is_not_acknowledged_again(lane: Lane) -> None:
     """Of the events that the engine reads, it acknowledges 32 at once."""
     async with AsyncCQ(lane.cq) as acq:
-        for _ in range(31):
-            task = await start(acq.wait())
-            lane.send()
-            await task
+        await wake(acq, lane, 31)
         assert lane.cq.unacked == 31
         lane.cq.ack()
-        task = await start(acq.wait())
-        lane.send()
-        await task
+        await wake(acq, lane)
         assert (lane.cq.stats.events, lane.cq.stats.acked, lane.cq.unacked) == (32, 32, 0)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support import Lane, MakeLane, Scenario, ids, start, tick
+from support import Lane, MakeLane, Scenario, ids, start, tick, wake
 
 from cqnotify import ClosedError, CompletionChannel, Context
 from cqnotify._core import Wakeup
@@ -344,10 +344,7 @@ def test_a_burst_of_events_does_not_take_a_turn_for_each(
 async def test_single_events_are_read_singly(watched: Watched, new_lane: MakeLane) -> None:
     lane = new_lane(on=watched)
     async with AsyncCQ(lane.cq) as acq:
-        for _ in range(80):
-            task = await start(acq.wait())
-            lane.send()
-            await task
+        await wake(acq, lane, 80)
         assert acq.stats.events == 80
         assert watched.log.count("read") == 80
 
