@@ -87,7 +87,7 @@ static void awaitable_finalize(PyObject *op)
     PyObject *pending = cqn_take_exception();
     if (self->state == CQN_NEW) {
         const bool counted = self->scope != NULL && !self->left_scope;
-        if (self->kind != CQN_OF_SCOPE && !self->is_wrapped) {
+        if (!self->is_wrapped) {
             CQN_UNLOCKED(warn_never_awaited(self));
         }
         if (self->state == CQN_NEW) { /* else sys.unraisablehook() awaited it */

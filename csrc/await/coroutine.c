@@ -66,9 +66,6 @@ void cqn_raise_given(PyObject *const *args, Py_ssize_t nargs)
                      "exceptions must be classes or instances deriving from BaseException, not %s",
                      Py_TYPE(type)->tp_name);
     }
-    else if (value == Py_None) {
-        PyErr_SetNone(type);
-    }
     else {
         PyErr_SetObject(type, value);
     }

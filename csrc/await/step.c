@@ -80,9 +80,9 @@ void cqn_awaitable_give_up(cqn_awaitable *self)
 
 /* ---- the task's result ---- */
 
-/* Raises the exception of a FAILED awaitable. One that other awaitables share is raised as a copy,
- * because an exception collects the frames that it passes. */
-static void raise_own_failure(cqn_awaitable *self)
+/* Raises the exception of a FAILED awaitable, and returns NULL. One that other awaitables share is
+ * raised as a copy, because an exception collects the frames that it passes. */
+static void *raise_own_failure(cqn_awaitable *self)
 {
     cqn_engine *engine = self->engine;
     PyObject *error = self->error;
@@ -97,6 +97,7 @@ static void raise_own_failure(cqn_awaitable *self)
     if (error != NULL) {
         cqn_put_exception(error);
     }
+    return NULL;
 }
 
 /* If the stash has a whole batch, the device may have more. */
@@ -181,13 +182,9 @@ static PySendResult deliver_result(cqn_awaitable *self, PyObject **result)
         *result = deliver_completion(self);
         return *result == NULL ? PYGEN_ERROR : PYGEN_RETURN;
     }
-    *result = NULL;
-    if (self->state == CQN_FAILED) {
-        raise_own_failure(self);
-    }
-    else {
-        *result = self->kind == CQN_OF_WAIT ? take_completions(self) : Py_NewRef(Py_None);
-    }
+    *result = self->state == CQN_FAILED   ? raise_own_failure(self)
+              : self->kind == CQN_OF_WAIT ? take_completions(self)
+                                          : Py_NewRef(Py_None);
     if (!cqn_awaitable_is_listed(self)) { /* else the device still has its work request */
         cqn_awaitable_finish(self);
     }

@@ -379,6 +379,11 @@ static unsigned int read_wc_flags(struct ibv_cq_ex *cq)
     return cq->wr_id == completed.id ? (unsigned)completed.wc_flags : read_wc_flags_of_device(cq);
 }
 
+static uint32_t read_flow_tag(struct ibv_cq_ex *cq)
+{
+    return (uint32_t)cq->wr_id;
+}
+
 static void read_tm_info(struct ibv_cq_ex *cq, struct ibv_wc_tm_info *info)
 {
     (void)cq;
@@ -388,7 +393,7 @@ static void read_tm_info(struct ibv_cq_ex *cq, struct ibv_wc_tm_info *info)
 static struct ibv_cq_ex *create_cq_ex(struct ibv_context *context, struct ibv_cq_init_attr_ex *attr)
 {
     const uint64_t asked = attr->wc_flags;
-    attr->wc_flags &= ~(uint64_t)IBV_WC_EX_WITH_TM_INFO;
+    attr->wc_flags &= ~(uint64_t)(IBV_WC_EX_WITH_TM_INFO | IBV_WC_EX_WITH_FLOW_TAG);
     struct ibv_cq_ex *cq = create_cq_ex_of_device(context, attr);
     attr->wc_flags = asked;
     if (cq != NULL) {
@@ -396,7 +401,8 @@ static struct ibv_cq_ex *create_cq_ex(struct ibv_context *context, struct ibv_cq
         read_wc_flags_of_device = cq->read_wc_flags;
         cq->read_opcode = read_opcode;
         cq->read_wc_flags = read_wc_flags;
-        cq->read_tm_info = read_tm_info;
+        cq->read_tm_info = asked & IBV_WC_EX_WITH_TM_INFO ? read_tm_info : NULL;
+        cq->read_flow_tag = asked & IBV_WC_EX_WITH_FLOW_TAG ? read_flow_tag : NULL;
     }
     return cq;
 }

@@ -45,6 +45,7 @@ bool cqn_fault(const char *call);
 int cqn_fault_errno(void);
 int cqn_fault_result(void);
 bool cqn_fault_is_held(void);
+int cqn_fail_poll_cq(struct ibv_cq *cq, int n, struct ibv_wc *wc);
 void *cqn_handle_created(void *handle);
 int cqn_handle_destroyed(int rc);
 int cqn_posted(int rc, const char *call);
@@ -157,7 +158,8 @@ void cqn_ack_async_event_unless_injected(struct ibv_async_event *event);
 #define ibv_req_notify_cq(...) ERROR_OR(ibv_req_notify_cq, __VA_ARGS__)
 #define ibv_resize_cq(...) ERROR_OR(ibv_resize_cq, __VA_ARGS__)
 #define ibv_modify_cq(...) ERROR_OR(ibv_modify_cq, __VA_ARGS__)
-#define ibv_poll_cq(...) MINUS_1_OR(ibv_poll_cq, __VA_ARGS__)
+#define ibv_poll_cq(...) \
+    (cqn_fault("ibv_poll_cq") ? cqn_fail_poll_cq(__VA_ARGS__) : ibv_poll_cq(__VA_ARGS__))
 #define ibv_start_poll(...) ERROR_OR(ibv_start_poll, __VA_ARGS__)
 #define ibv_get_cq_event(...) MINUS_1_OR(ibv_get_cq_event, __VA_ARGS__)
 #define ibv_get_async_event(...) \

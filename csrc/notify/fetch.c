@@ -392,6 +392,16 @@ static size_t route_batch(cqn_cq *self, struct ibv_wc *wcs, cqn_wc_extra *extra,
     return kept;
 }
 
+static inline bool is_zeroed(const struct ibv_wc *wc, size_t n)
+{
+    static const struct ibv_wc zero;
+    size_t i = 0;
+    while (i < n && memcmp(&wc[i], &zero, sizeof(zero)) == 0) {
+        i++;
+    }
+    return i == n;
+}
+
 /* Reads up to *n completions (fetch_raw()), routes those that are awaited, and puts the others into
  * the stash. The references that their work requests held go to `deferred`, since releasing them
  * here could run code that polls this CQ. Returns the number of completions, or -1 with an
@@ -408,6 +418,7 @@ static int fetch_batch(cqn_cq *self, size_t *n, cqn_object **deferred)
     const size_t end = self->stash_head + self->stash_len;
     struct ibv_wc *wc = self->stash + end;
     cqn_wc_extra *extra = self->extra ? self->extra + end : NULL;
+    assert(is_zeroed(wc, *n));
     int got = fetch_raw(self, n, wc, extra);
     CQN_TRACE_N(poll, self, got);
     if (got < 0) {

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import threading
+import types
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -444,6 +445,39 @@ def test_trio_as_a_guest_of_asyncio(lane: Lane) -> None:
 
     asyncio.run(host())
 
+
+# ---- an older anyio --------------------------------------------------------------------------
+
+
+async def test_for_an_anyio_that_starts_only_native_coroutines_the_calls_return_them(
+    lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_native() -> bool:
+        call = acq.wait()
+        call.close()
+        return isinstance(call, types.CoroutineType)
+
+    async with AsyncCQ(lane.cq) as acq:
+        assert not is_native()
+        monkeypatch.setitem(sys.modules, "anyio", types.ModuleType("anyio"))
+        monkeypatch.setitem(sys.modules, "imported beside it", types.ModuleType("another"))
+        assert is_native()
+        call = acq.wait()
+        assert call.__qualname__ == "AsyncCQ.wait"
+        task = asyncio.ensure_future(call)
+        await asyncio.sleep(0)
+        lane.send()
+        assert ids(await task) == [0]
+        with pytest.warns(RuntimeWarning, match="'AsyncCQ.wait' was never awaited") as caught:
+            del call, task
+            acq.wait()
+            gc.collect()
+        assert len(caught) == 1
+        monkeypatch.undo()
+        assert not is_native()
+
+
+# ---- without trio ----------------------------------------------------------------------------
 
 WITHOUT_TRIO = """
 import sys

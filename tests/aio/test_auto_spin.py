@@ -26,6 +26,18 @@ print(json.dumps(getattr(spin, sys.argv[1])("auto")()))
 """
 
 
+EMPTY = """
+import json
+from benchmarks.endpoints import Loopback
+cq, polls, spun = Loopback().cq, 0, []
+for _ in range(400):
+    assert cq.poll(spin="auto") == []
+    spun.append(cq._spin[2] > polls)
+    polls = cq._spin[2]
+print(json.dumps(spun))
+"""
+
+
 @pytest.fixture(scope="module")
 def fake_verbs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     library = tmp_path_factory.mktemp("fake_verbs") / "fake_verbs.so"
@@ -33,14 +45,19 @@ def fake_verbs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library
 
 
-def wakeups(library: Path, how: str, cpus: int) -> dict[str, int]:
-    """How many of the operations were not served by spinning."""
+def run(library: Path, program: str, *arguments: str, cpus: int) -> Any:
+    """What the program prints, on a machine with so many CPUs."""
     preload = f"{os.environ.get('LD_PRELOAD', '')} {library}".strip()  # ASan's wants to be first
     env = {"BENCH_DEVICE": "fake0", "LD_PRELOAD": preload, "FAKE_CPUS": str(cpus)}
-    command = [sys.executable, "-c", PROGRAM, how]
+    command = [sys.executable, "-c", program, *arguments]
     options: dict[str, Any] = {"timeout": DEADLINE, "stdout": subprocess.PIPE, "check": True}
-    out = subprocess.run(command, env={**os.environ, **env}, **options).stdout
-    return {case: figures["wakeups"] for case, figures in json.loads(out).items()}
+    return json.loads(subprocess.run(command, env={**os.environ, **env}, **options).stdout)
+
+
+def wakeups(library: Path, how: str, cpus: int) -> dict[str, int]:
+    """How many of the operations were not served by spinning."""
+    figures = run(library, PROGRAM, how, cpus=cpus)
+    return {case: figures[case]["wakeups"] for case in figures}
 
 
 @pytest.mark.parametrize("how", ["awaits", "in_thread"])
@@ -54,3 +71,11 @@ def test_it_spins_where_that_pays_and_follows_a_change(fake_verbs: Path, how: st
 @pytest.mark.parametrize("how", ["awaits", "in_thread"])
 def test_on_one_cpu_what_takes_time_is_slept_for(fake_verbs: Path, how: str) -> None:
     assert wakeups(fake_verbs, how, cpus=1)["long"] > OPS / 2
+
+
+def test_polls_that_find_nothing_soon_do_not_spin(fake_verbs: Path) -> None:
+    spun = run(fake_verbs, EMPTY, cpus=2)
+    assert spun[:4] == [True] * 4  # as long as nothing is known
+    assert sum(spun) <= 4 + 4
+    assert sum(spun[300:]) <= 1
+    assert not any(run(fake_verbs, EMPTY, cpus=1))

@@ -112,6 +112,17 @@ async def test_a_message_at_the_moment_of_the_cancel_is_returned_by_the_next_cal
         assert outstanding(link.qp) == (0, 0)
 
 
+async def test_a_message_whose_receive_gave_up_is_handed_out_once(acq: AsyncCQ, link: Link) -> None:
+    given_up = await start(acq.recv(link.qp, link.into, wr_id=3))
+    claim = await start(acq.completion(3))
+    link.bring(imm=5)
+    assert acq.poll() == []  # it is the receive's, whose task has not run
+    await cancel(given_up)
+    assert number_of(await claim) == 5
+    assert acq.poll() == []
+    assert acq.stats.completions == 1
+
+
 async def test_one_of_other_memory_is_posted_anew(acq: AsyncCQ, link: Link) -> None:
     here, there, longer = link.a.mr[64:128], link.a.mr[128:192], link.a.mr[64:192]
     await abandon(acq, link, here)

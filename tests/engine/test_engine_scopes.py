@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from support import Link, cancel, closes, eventually, ids, outstanding, start, tick
+from support import Link, cancel, closes, eventually, ids, outstanding, start, tick, until
 
 from cqnotify import MR, ClosedError, CompletionError, QPState, VerbsError
 from cqnotify.aio import AsyncCQ, Scope
@@ -28,6 +28,16 @@ async def test_the_completion_of_a_cancelled_send_with_an_own_wr_id_is_in_the_qu
     link.take(3)
     assert ids(await acq.wait(1)) == [5]
     assert (await heir).wr_id == 6
+    assert acq.poll() == []
+
+
+async def test_a_send_without_a_wr_id_that_completed_before_the_cancel_leaves_nothing(
+    acq: AsyncCQ, link: Link
+) -> None:
+    task = await start(acq.send(link.qp, link.sg))
+    link.take()
+    until(lambda: not acq.poll() and outstanding(link.qp) == (0, 0), "it is the send's")
+    await cancel(task)  # which has not run
     assert acq.poll() == []
 
 

@@ -249,13 +249,16 @@ if sys.version_info >= (3, 12):
 
 @pytest.mark.parametrize("name", [*CALLS, *QUICK])
 async def test_one_that_is_dropped_unstarted_warns_by_its_name(
-    acq: AsyncCQ, link: Link, name: str
+    acq: AsyncCQ, link: Link, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    unraisable: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
     message = f"coroutine 'AsyncCQ.{name}' was never awaited"
     with pytest.warns(RuntimeWarning, match=message) as caught:
         {**CALLS, **QUICK}[name](acq, link)
         gc.collect()
     assert len(caught) == 1
+    assert unraisable == []
     assert outstanding(link.qp) == (0, 0)
 
 

@@ -292,6 +292,8 @@ async def test_an_arm_that_fails_after_an_event_ends_all_waits_of_its_cq_for_goo
             with pytest.raises(DeviceRemovedError):
                 await task
         assert core.failed() == "ibv_req_notify_cq"
+        with pytest.raises(DeviceRemovedError):
+            acq.poll()
         await tick()
         assert other.cancel(), "it still waits"
 

@@ -757,7 +757,7 @@ def completed(pd: PD, cq: CQ, device_id: int) -> list[int]:
     return got
 
 
-@pytest.mark.parametrize("wc_flags", [None, WCExFlags(0x7F), WCExFlags.TM_INFO])
+@pytest.mark.parametrize("wc_flags", [None, WCExFlags(0x7F), WCExFlags.TM_INFO, WCExFlags.FLOW_TAG])
 def test_a_message_that_matches_keeps_its_memory_until_its_data_is_there(
     able: Context, pd: PD, wc_flags: WCExFlags | None
 ) -> None:
@@ -777,6 +777,9 @@ def test_a_message_that_matches_keeps_its_memory_until_its_data_is_there(
         wc = completion(pd, cq, ids["recv_wr_id"], WCOpcode.TM_RECV, flags, 7, 99)
         assert (wc.wr_id, wc.opcode, wc.wc_flags) == (2, WCOpcode.TM_RECV, flags)
         assert (wc.tm_tag, wc.tm_priv) == tag
+        assert wc.flow_tag == (
+            ids["recv_wr_id"] & 0xFFFFFFFF if wc_flags == WCExFlags.FLOW_TAG else None
+        )
     assert srq.outstanding == 0
     mr.close()
     srq.close()

@@ -30,6 +30,7 @@ from cqnotify import (
     FailureWatch,
     QPType,
     WCArray,
+    _core,
 )
 from cqnotify.hw import XRCD, SRQType
 
@@ -58,6 +59,25 @@ NEWS = {
     AsyncEventType.GID_CHANGE: "port",
     AsyncEventType.DEVICE_SPEED_CHANGE: "device",
 }
+
+
+def test_an_observer_sees_failures_and_what_waits_to_be_taken(w: World) -> None:
+    known, watch = partial(_core.known_async_events, w.ctx), FailureWatch(w.ctx)
+    take_all(w.ctx)
+    assert known() == []
+    inject(w, AsyncEventType.QP_FATAL, w.qp)  # a failure, which is taken
+    assert len(watch.read()) == 1
+    core.inject_event(AsyncEventType.SQ_DRAINED, w.sqp)
+    assert watch.read() == []
+    core.inject_event(AsyncEventType.PORT_ERR, 1)
+    assert len(watch.read()) == 1
+    expected = [AsyncEventType.QP_FATAL, AsyncEventType.PORT_ERR, AsyncEventType.SQ_DRAINED]
+    assert [event.event_type for event in known()] == expected
+    assert [(event.qp, event.port_num) for event in known()] == [
+        (w.qp, None),
+        (None, 1),
+        (w.sqp, None),
+    ]
 
 
 def element_of(w: World, kind: str) -> Any:

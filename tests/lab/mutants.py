@@ -51,6 +51,8 @@ LOG = PROJECT / "build/mutants.log"  # what guests write to stderr
 FOLDERS = ("await", "notify")  # of csrc, for generated ones
 TESTS = (
     "aio",
+    "api/test_arguments.py",
+    "api/test_values.py",
     "base",
     "engine",
     "faults",

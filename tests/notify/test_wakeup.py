@@ -363,6 +363,8 @@ def test_only_a_task_of_asyncio_can_await_a_wakeup() -> None:
         with pytest.raises(RuntimeError, match="asyncio"):
             coro.send(None)
         context = contextvars.copy_context()
+        with pytest.raises(TypeError, match="add_done_callback"):
+            wakeup.add_done_callback(context=context)  # type: ignore[call-arg]
         wakeup.add_done_callback(print, context=context)
         with pytest.raises(RuntimeError, match="one task"):
             wakeup.add_done_callback(print, context=context)
