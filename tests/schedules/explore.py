@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: MIT
 """Explores the schedules of programs, in a core built with CQNOTIFY_DEBUG=faults:
 
-    python tests/schedules/explore.py [-n SEEDS] [--first SEED] [PROGRAM ...]
+    python tests/schedules/explore.py [-n SEEDS] [--first SEED] [-j JOBS] [PROGRAM ...]
 
 prints the first seed of each program whose schedule fails, with what it said, and fails if there is
-one. `--seed SEED PROGRAM` repeats a schedule, and prints its points.
+one. A program is a job. `--seed SEED PROGRAM` repeats a schedule, and prints its points.
 """
 
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import faulthandler
+import functools
+import os
 import resource
 import subprocess
 import sys
@@ -41,7 +44,7 @@ def work(program: Program, first: int, last: int) -> None:
         run(program, seed, horizon)
 
 
-def explore(name: str, first: int, last: int) -> str | None:
+def explore(first: int, last: int, name: str) -> str | None:
     """Return what the first schedule that fails said, or None."""
     command = [sys.executable, __file__, "--work", str(first), str(last), name]
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
@@ -57,6 +60,8 @@ def main() -> None:
     parser.add_argument("programs", nargs="*", metavar="PROGRAM")
     parser.add_argument("-n", type=int, default=50, help="seeds of each program")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
+    processors = len(os.sched_getaffinity(0))
+    parser.add_argument("-j", type=int, default=processors, help="jobs at a time (%(default)s)")
     parser.add_argument("--seed", type=int, help="the only one; prints its points")
     parser.add_argument("--work", type=int, nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -71,7 +76,9 @@ def main() -> None:
             done = run(known[name], options.seed, horizon_of(known[name]))
             print(name, done.choices, *done.points, sep="\n")
     else:
-        said = [explore(name, options.first, options.first + options.n) for name in names]
+        one = functools.partial(explore, options.first, options.first + options.n)
+        with concurrent.futures.ThreadPoolExecutor(options.j) as jobs:
+            said = list(jobs.map(one, names))
         sys.exit("\n".join(filter(None, said)) or None)
 
 
