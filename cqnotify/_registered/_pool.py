@@ -266,7 +266,8 @@ class Pool:
         if wanted.end - wanted.start >= SLOW:
             return self._wait(wanted)
         one = _Registering(wanted, self._access(wanted))
-        region = self._add(one, self._register(one, self.table.drop_oldest), 1)
+        region, mrs = self._add(one, self._register(one, self.table.drop_oldest), 1)
+        close_all(mrs)
         return _registration(self, region, wanted, True)
 
     def is_slow(self, wanted: Wanted) -> bool:
@@ -310,27 +311,31 @@ class Pool:
             for mr in in_the_way:
                 close_here(mr)
 
-    def _add(self, one: _Registering, mr: MR, users: int) -> Region:
+    def _add(self, one: _Registering, mr: MR, users: int) -> tuple[Region, list[MR]]:
+        """Return what the users get, and the MRs that are to be closed."""
         region, mrs = self.table.add(mr, one.start, one.access, one.memory, users)
         if region.mr is not mr:  # another thread was faster
             mrs.append(mr)
         elif one.is_watched and mr.length <= self.table.max_bytes:
             _watch(self.table, region, one.wanted.array)
-        close_all(mrs)
-        return region
+        return region, mrs
 
     def _join(self, wanted: Wanted, done: Done) -> _Registering | None:
-        """What is to run, unless it does."""
+        """What is to run, unless it does or did."""
         access = self._access(wanted)
         with self._lock:
-            for one in self._registering:
-                if one.contains(wanted, access):
-                    one.waiting.append((wanted, done))
-                    return None
-            registering = _Registering(wanted, access)
-            registering.waiting.append((wanted, done))
-            self._registering.append(registering)
-        return registering
+            region = self.table.find(wanted.start, wanted.end, wanted.access)
+            if region is None:
+                for one in self._registering:
+                    if one.contains(wanted, access):
+                        one.waiting.append((wanted, done))
+                        return None
+                registering = _Registering(wanted, access)
+                registering.waiting.append((wanted, done))
+                self._registering.append(registering)
+                return registering
+        done(_registration(self, region, wanted, False), None)
+        return None
 
     def _wait(self, wanted: Wanted) -> Registration:
         """In this thread, or wait for another one that does it."""
@@ -354,18 +359,20 @@ class Pool:
         mr: MR | None = None
         error: BaseException | None = None
         region: Region | None = None
+        mrs: list[MR] = []
         try:
             mr = self._register(one, self.table.drop_all)
         except BaseException as e:
             error = e
-        with self._lock:
+        with self._lock:  # who looks for it finds it in the list, or in the table
             self._registering.remove(one)
             waiting = one.waiting
-        try:
-            if mr is not None:
-                region = self._add(one, mr, len(waiting))
-        except BaseException as e:
-            error = e
+            try:
+                if mr is not None:
+                    region, mrs = self._add(one, mr, len(waiting))
+            except BaseException as e:
+                error = e
+        close_all(mrs)
         del one.waiting, one.wanted, one.memory
         for i, (wanted, done) in enumerate(waiting):
             done(None if region is None else _registration(self, region, wanted, i == 0), error)
