@@ -505,6 +505,33 @@ def test_loops_and_threads_join_a_slow_registration(
         one.release()
 
 
+def test_who_has_not_found_it_finds_it_when_it_has_been_registered_meanwhile(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer, got = bytearray(SLOW), list[Any]()
+    wanted = _buffers.wanted_of(buffer, WRITE)
+    add = pool._add
+
+    def add_meanwhile(*arguments: Any) -> Any:
+        asks.start()  # neither in the list nor in the table
+        region = add(*arguments)
+        assert got == []
+        return region
+
+    def ask() -> None:
+        pool.start(wanted, lambda one, _: got.append(one))
+
+    asks = threading.Thread(target=ask)
+    monkeypatch.setattr(pool, "_add", add_meanwhile)
+    first = pool.acquire(buffer, WRITE)
+    asks.join(DEADLINE)
+    ask()
+    assert [one.mr for one in got] == [first.mr] * 2
+    assert pool.stats[:2] == (1, 2)
+    for one in (first, *got):
+        one.release()
+
+
 def test_a_loop_goes_on_meanwhile_and_a_task_may_give_up(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
