@@ -16,6 +16,7 @@ from support import (
     Lane,
     Link,
     MakeLink,
+    cancel,
     ids,
     number_of,
     start,
@@ -324,6 +325,28 @@ async def test_both_asynccqs_of_a_qp_are_told_that_it_was_moved_to_err(make_link
             assert getattr(error, "status", None) == WCStatus.WR_FLUSH_ERR
         (wc,) = await tasks[2]
         assert (wc.wr_id, wc.status) == (1, WCStatus.WR_FLUSH_ERR)
+
+
+async def test_claims_of_a_qp_that_leave_in_any_order_leave_the_others(make_link: MakeLink) -> None:
+    link = make_link()
+    async with AsyncCQ(link.a.rcq) as acq:
+        for order in itertools.permutations(range(3)):
+            tasks = [await start(acq.completion(i, qp=link.qp)) for i in range(3)]
+            for i in order[:2]:
+                await cancel(tasks[i])
+            tasks.append(await start(acq.completion(3, qp=link.qp)))
+            for i in (order[2], 3):
+                link.qp.post_recv(None, wr_id=i)
+                link.bring()
+                assert (await tasks[i]).wr_id == i
+        tasks = [await start(acq.completion(i, qp=link.qp)) for i in range(3)]
+        for i in (1, 2):
+            await cancel(tasks[i])
+        tasks.append(await start(acq.completion(3, qp=link.qp)))
+        link.qp.close()
+        for i in (0, 3):
+            with pytest.raises(ClosedError):
+                await tasks[i]
 
 
 @pytest.mark.not_on_iwarp("siw takes transitions that are not allowed")

@@ -139,6 +139,19 @@ async def test_one_of_other_memory_is_posted_anew(acq: AsyncCQ, link: Link) -> N
     assert outstanding(link.qp) == (0, 0)
 
 
+async def test_one_whose_second_piece_is_another_is_posted_anew(acq: AsyncCQ, link: Link) -> None:
+    mr = link.a.mr
+    pieces = [[mr[0:8], mr[64:128]], [mr[0:8], mr[128:192]], [mr[0:8], mr[64:120]]]
+    for i, sg in enumerate(pieces):
+        await abandon(acq, link, sg)
+        assert outstanding(link.qp) == (0, i + 1)
+    for imm in range(3):
+        link.bring(imm=imm)
+    for i in (2, 0, 1):
+        assert number_of(await acq.recv(link.qp, pieces[i])) == i
+    assert outstanding(link.qp) == (0, 0)
+
+
 async def test_one_of_the_same_memory_on_another_qp_is_posted_anew(
     acq: AsyncCQ, link: Link
 ) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextvars
 import copy
 import gc
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -28,7 +29,7 @@ from fault_world import (
     starves,
     told,
 )
-from support import DEADLINE, SPIN
+from support import DEADLINE, SPIN, until
 
 from cqnotify import (
     AH,
@@ -281,6 +282,28 @@ def test_each_allocation_fails_once(w: World, name: str) -> None:
     else:
         pytest.fail("it never came to an end")
     assert bool(failures) == (name not in NEED_NO_MEMORY)
+
+
+def test_a_failed_completion_stays_if_there_is_no_memory_to_raise_it(w: World) -> None:
+    kept = 0
+    for n in itertools.count(1):
+        flushed(w)
+        until(lambda: not w.ex.arm_if_empty(), "it came")
+        core.fail_alloc(n)
+        try:
+            w.ex.poll_ids()
+        except MemoryError as e:
+            core.fail_alloc(0)
+            if not isinstance(e.__context__, CompletionError):  # else it was raised before
+                (wc,) = w.ex.poll()
+                assert not wc.ok
+                kept += 1
+        except CompletionError:
+            core.fail_alloc(0)
+            assert w.ex.poll() == []
+            if core.failed() is None:
+                break
+    assert kept > 0
 
 
 def tracked_lists() -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import itertools
 import os
 import struct
 from collections.abc import Callable, Iterator
@@ -784,6 +785,31 @@ def test_a_message_that_matches_keeps_its_memory_until_its_data_is_there(
     mr.close()
     srq.close()
     cq.close()
+
+
+def test_a_cq_of_further_fields_that_gets_no_memory_loses_nothing(able: Context, pd: PD) -> None:
+    failed = 0
+    for n in itertools.count(1):
+        cq = CQ(able, 16, wc_flags=WCExFlags.FLOW_TAG)
+        qp = QP(pd, QPType.RC, send_cq=CQ(able, 16), recv_cq=cq)
+        qp.connect(qp.address())
+        qp.post_recv(None, wr_id=n)
+        qp.post_send(None)
+        until(lambda qp=qp: bool(qp.send_cq.poll()), "sent")  # type: ignore[misc]
+        core.fail_alloc(n)
+        try:
+            got = cq.poll()
+        except MemoryError:
+            failed += 1
+            got = []
+        core.fail_alloc(0)
+        is_over = core.failed() is None
+        assert [wc.wr_id for wc in got or cq.poll()] == [n]
+        qp.close()
+        cq.close()
+        if is_over:
+            break
+    assert failed > 1
 
 
 async def test_a_tag_stays_with_its_completion_when_others_are_put_before_it(

@@ -80,6 +80,17 @@ def test_an_observer_sees_failures_and_what_waits_to_be_taken(w: World) -> None:
     ]
 
 
+def test_reports_that_were_taken_leave_room_for_equal_ones(w: World) -> None:
+    take_all(w.ctx)
+    for _ in range(1100):  # more than are queued, if equal ones are there
+        inject(w, AsyncEventType.SQ_DRAINED, w.qp)
+    watch = FailureWatch(w.ctx)
+    for _ in range(2):
+        core.inject_event(AsyncEventType.SQ_DRAINED, w.qp)
+        assert watch.read() == []
+    assert len(take_all(w.ctx)) == 2
+
+
 def element_of(w: World, kind: str) -> Any:
     return {"cq": w.cq, "qp": w.qp, "srq": w.srq, "port": 1, "device": None}[kind]
 
@@ -221,6 +232,22 @@ def test_a_failure_of_a_qp_without_cqs_concerns_all_cqs(ctx: Context) -> None:
         assert (event.qp, concerned) == (qp, cqs)
         with pytest.raises(AsyncEventError):
             channel.get_event(timeout=0)
+
+
+def test_a_failure_of_an_srq_with_a_cq_ends_the_waits_of_its_channel(ctx: Context) -> None:
+    core.use_fake_device(True)
+    with Context(ctx.name) as able:
+        channel, other = CompletionChannel(able), CompletionChannel(able)
+        watch = FailureWatch(able)
+        cq = CQ(able, 4, channel=channel)
+        srq = SRQ(PD(able), 4, srq_type=SRQType.XRC, xrcd=XRCD(able), cq=cq)
+        CQ(able, 4, channel=other)
+        core.inject_event(AsyncEventType.SRQ_ERR, srq)
+        assert [cqs for _, cqs in watch.read()] == [[cq]]
+        with pytest.raises(AsyncEventError):
+            channel.get_event(timeout=0)
+        with pytest.raises(TimeoutError):
+            other.get_event(timeout=0)
 
 
 def test_a_failure_of_what_is_being_closed_is_not_told(w: World) -> None:

@@ -304,7 +304,7 @@ class Run:
     command: list[str]  # of a guest
     jobs: int
     mutants: dict[int, Mutant]
-    budget: float
+    budget: int
     verbose: bool
     seconds: dict[str, float] = field(default_factory=dict)
     reaching: dict[int, list[str]] = field(default_factory=lambda: collections.defaultdict(list))
@@ -416,14 +416,7 @@ class Run:
             is_for_rule = bool(mutant.tests) and test.startswith(mutant.tests)
             ranked.append((not is_for_rule, seen[function], -kills, self.seconds[test], test))
             seen[function] += 1
-        tests: list[str] = []
-        spent = 0.0
-        for *_, took, test in sorted(ranked):
-            spent += took + 0.005
-            if spent > self.budget and tests:
-                break
-            tests.append(test)
-        return tests
+        return [test for *_, test in sorted(ranked)[: self.budget]]
 
     def try_mutant(self, guest: Guest, number: int, tried: int) -> None:
         with self.lock:
@@ -582,10 +575,10 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--explained", type=Path, default=EXPLAINED, help="(mutants_explained.txt)")
     parser.add_argument(
         "--budget",
-        type=float,
-        default=60.0,
-        metavar="S",
-        help="seconds of tests for each at most (60)",
+        type=int,
+        default=2000,
+        metavar="TESTS",
+        help="tests for each at most (%(default)s)",
     )
     parser.add_argument("-j", type=int, default=2, dest="jobs", help="guests (2)")
     parser.add_argument("--list", action="store_true", help="shows the mutants, and runs nothing")

@@ -117,13 +117,13 @@ def test_the_seed_chooses_and_each_file_has_its_share() -> None:
 
 def test_the_tests_that_found_others_come_first_and_each_function_once() -> None:
     (mutant,) = known(PROJECT, mutants.TABLE)[:1]
-    run = mutants.Run([], 1, {1: mutant}, 10.0, False)
+    run = mutants.Run([], 1, {1: mutant}, 10, False)
     tests = ["t::a[1]", "t::a[2]", "t::b[1]", "t::c[1]", "t::c[2]"]
     run.seconds = dict(zip(tests, (0.1, 0.2, 0.3, 0.4, 0.5), strict=True))
     run.reaching[1] = random.Random(1).sample(tests, len(tests))
     run.kills[mutant.function, "t::c"] += 1
     assert run.order(1) == ["t::c[1]", "t::a[1]", "t::b[1]", "t::c[2]", "t::a[2]"]
-    run.budget = 0.7
+    run.budget = 2
     assert run.order(1) == ["t::c[1]", "t::a[1]"]
 
 

@@ -56,6 +56,20 @@ def test_a_message_takes_the_next_receive_and_completes_on_its_qp(
     assert (hub.srq.outstanding, outstanding(hub.qps[0])) == (0, (0, 0))
 
 
+@pytest.mark.not_on_iwarp("it has no UD")
+def test_an_srq_of_datagrams_and_connections_tells_their_completions_apart(ctx: Context) -> None:
+    hub = Hub(ctx, 1)
+    ud = QP(hub.pd, QPType.UD, send_cq=hub.new_cq(), recv_cq=hub.new_cq(), srq=hub.srq)
+    hub.add(ud, Endpoint(ctx, QPType.UD))
+    hub.post(1, 2, 3)
+    for i, wr_id in ((1, 1), (0, 2), (1, 3)):
+        hub.send(i)
+        wc = hub.receive(i)
+        assert wc.wr_id == wr_id
+        assert (wc.src_qp is None) == (i == 0)
+        assert wc.byte_len == (1 if i == 0 else 1 + GRH)
+
+
 @pytest.mark.parametrize("one_cq", [False, True])
 def test_queue_pairs_take_receives_in_the_order_of_posting(ctx: Context, one_cq: bool) -> None:
     hub = Hub(ctx, 3, one_cq=one_cq)
