@@ -6,7 +6,8 @@ references and of all blocks of memory are taken. A run that leaves a count as i
 test of it, so most tests run twice. If none does, the first runs may have filled caches; a test
 leaks if each of those after them left more.
 
-A long test runs less often, and only once if its time went into other processes.
+A long test runs less often, and only once if its time went into other processes, as do tests of
+what grows by itself.
 """
 
 from __future__ import annotations
@@ -36,8 +37,18 @@ SETTLE = 2.0  # seconds for a thread to end after its join()
 # of CPython 3.11 the total grows by one with each numpy.zeros(1) that comes and goes. So of a test
 # that uses them only memory blocks are counted; cqnotify.memory makes arrays of numpy.
 # FLAVORS has uvloop, and WITH_OBJECTS arrays. Dask packs what it sends with msgpack.
-UNCOUNTED = {"numpy", "uvloop", "memory", "FLAVORS", "WITH_OBJECTS"}
+UNCOUNTED = {"numpy", "uvloop", "memory", "metrics", "FLAVORS", "WITH_OBJECTS"}
 UNCOUNTED_FOLDER = "tests/dask/"
+
+# What grows by itself, also without us, is run once: connections of uvloop, clusters of Dask (over
+# TCP, too), matplotlib; tests in tests, the threads that trio keeps, and what Hypothesis has tried.
+GROWS = re.compile(
+    r"/(test_exchange_many|test_types_aio)\.py::.*\[uvloop"
+    r"|/test_dask_cluster\.py::test_a_cluster_computes"
+    r"|/test_dask_values\.py::test_a_client_gets_them"
+    r"|/test_plots\.py::|_plot_"
+)
+GROWING = {"pytester", "to_thread"}
 
 
 def names_used(function: FunctionType) -> set[str]:
@@ -66,6 +77,13 @@ def is_counted(item: pytest.Item) -> bool:
     if in_its_name or item.nodeid.startswith(UNCOUNTED_FOLDER):
         return False
     return UNCOUNTED.isdisjoint(names_used(function))
+
+
+def is_judged(item: pytest.Item) -> bool:
+    function = inspect.unwrap(getattr(item, "function", is_judged))
+    grows = getattr(function, "is_hypothesis_test", False) or GROWS.search(item.nodeid) is not None
+    used = names_used(function) | {*getattr(item, "fixturenames", ())}
+    return not grows and GROWING.isdisjoint(used)
 
 
 def cpu_times() -> tuple[float, float]:
@@ -178,7 +196,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     item._report_sections.clear()
     long = sum(report.duration for report in reports) > LONG
     own, children = cpu_times()[0] - own, cpu_times()[1] - children
-    if long and children > own:
+    if (long and children > own) or not is_judged(item):
         reports[-1].leaks = 1, ""  # type: ignore[attr-defined]
     elif all(report.passed for report in reports):
         warm_ups, measured = (WARM_UPS_IF_LONG, MEASURED_IF_LONG) if long else (WARM_UPS, MEASURED)
@@ -221,6 +239,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         if runs > 3:
             write(f"  {name}: {growth}")
     if len(again) < len(summary):
-        write(f"run only once, since they take over {LONG:g} s, and that in other processes:")
+        write(f"run only once, since they grow by themselves, or take over {LONG:g} s elsewhere:")
         for name in summary.keys() - again.keys():
             write(f"  {name}")

@@ -47,6 +47,21 @@ def test_what_numpy_does_not_count_is_not_counted(suite: pytest.Pytester, test: 
     result.stdout.fnmatch_lines(["FAILED *::test_other - leaks 1*"])
 
 
+def test_what_grows_by_itself_runs_once(suite: pytest.Pytester) -> None:
+    source = """
+        from hypothesis import given, strategies
+        import trio
+        def grow(): count[0] += 1
+        @given(strategies.integers())
+        def test_property(_): grow()
+        def test_thread(): trio.to_thread and grow()
+        def test_other(): grow()
+    """
+    result = outcome(suite, "\n".join(line[8:] for line in source.splitlines()))
+    result.assert_outcomes(failed=1, passed=2)
+    result.stdout.fnmatch_lines(["FAILED *::test_other - leaks 1*"])
+
+
 def test_a_leak_of_a_fixture_is_its_tests(suite: pytest.Pytester) -> None:
     source = """
         import pytest
