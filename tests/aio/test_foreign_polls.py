@@ -48,6 +48,21 @@ async def test_a_foreign_poll_feeds_the_operations(both: Link, poll: Poll, into:
     assert (await named).wr_id == 5
 
 
+async def test_tasks_are_woken_by_arm_if_empty_if_another_took_the_event(
+    both: Link, into: AsyncCQ
+) -> None:
+    received = await start(into.recv(both.qp, None))
+    named = await start(into.completion(5))
+    both.qp.post_recv(None, wr_id=5)
+    both.bring(2)
+    cq = Waiter(both.a.channel.get_event).join()
+    cq.ack()
+    assert cq.arm_if_empty()  # both were awaited
+    assert (await received).ok
+    assert (await named).wr_id == 5
+    assert into.stats.events == 1
+
+
 async def test_a_foreign_poll_while_nobody_waits_returns_the_completions(
     acq: AsyncCQ, link: Link, poll: Poll
 ) -> None:
