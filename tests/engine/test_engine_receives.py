@@ -357,3 +357,16 @@ async def test_the_close_of_its_qp_ends_who_took_it_over(acq: AsyncCQ, link: Lin
     link.qp.close()
     with pytest.raises(ClosedError):
         await received
+
+
+async def test_one_that_is_over_can_be_part_of_a_cycle(acq: AsyncCQ, link: Link) -> None:
+    """Its list of pieces is freed once."""
+    for imm in range(20):
+        call = acq.recv(link.qp, [link.a.mr[0:8], link.a.mr[64:128]])
+        received = await start(call)
+        link.bring(imm=imm)
+        assert number_of(await received) == imm
+        cycle: list[object] = [call]
+        cycle.append(cycle)
+        del call, received, cycle
+        gc.collect()

@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+import trio
 from support import DEADLINE, outstanding, until
 
 from cqnotify import (
@@ -598,6 +599,44 @@ def test_each_allocation_fails_once(w: Loopback, name: str, phase: str, way: str
             break
     else:
         pytest.fail("it never came to an end")
+
+
+class Sleep:
+    """In the place of trio.Event: its task yields, and trio knows nothing of that."""
+
+    def __await__(self) -> Iterator[None]:
+        yield
+
+    async def wait(self) -> None:
+        await self
+
+
+def test_one_that_sleeps_in_trio_can_be_closed_and_is_thrown_into_with_and_without_memory(
+    ctx: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trio, "Event", Sleep)
+
+    async def main() -> None:
+        async with AsyncCQ(CQ(ctx, 4, channel=CompletionChannel(ctx))) as acq:
+            for error, memory in ((None, 0), (KeyError("mine"), 0), (KeyError("mine"), 1)):
+                call = acq.wait()
+                call.send(None)
+                raised = None
+                if error is not None:
+                    core.fail_alloc(memory)
+                    try:
+                        call.throw(error)
+                    except (KeyError, MemoryError) as e:
+                        raised = type(e)
+                    core.fail_alloc(0)
+                assert raised is (MemoryError if memory else error and KeyError)
+                with unraisables() as seen:
+                    call.close()
+                assert seen == []
+                with pytest.raises(RuntimeError, match="cannot reuse already awaited coroutine"):
+                    call.send(None)
+
+    trio.run(main)
 
 
 def left_over() -> tuple[Any, ...]:
