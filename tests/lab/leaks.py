@@ -37,15 +37,17 @@ SETTLE = 2.0  # seconds for a thread to end after its join()
 # of CPython 3.11 the total grows by one with each numpy.zeros(1) that comes and goes. So of a test
 # that uses them only memory blocks are counted; cqnotify.memory makes arrays of numpy.
 # FLAVORS has uvloop, and WITH_OBJECTS arrays. Dask packs what it sends with msgpack.
-UNCOUNTED = {"numpy", "uvloop", "memory", "metrics", "FLAVORS", "WITH_OBJECTS"}
+UNCOUNTED = {"numpy", "uvloop", "memory", "FLAVORS", "WITH_OBJECTS"}
 UNCOUNTED_FOLDER = "tests/dask/"
 
 # What grows by itself, also without us, is run once: connections of uvloop, clusters of Dask (over
-# TCP, too), matplotlib; tests in tests, the threads that trio keeps, and what Hypothesis has tried.
+# TCP, too), servers of Prometheus, meters of OpenTelemetry, matplotlib; tests in tests, the threads
+# that trio keeps, and what Hypothesis has tried.
 GROWS = re.compile(
     r"/(test_exchange_many|test_types_aio)\.py::.*\[uvloop"
     r"|/test_dask_cluster\.py::test_a_cluster_computes"
     r"|/test_dask_values\.py::test_a_client_gets_them"
+    r"|/test_metrics\.py::test_(prometheus|opentelemetry)_gets|/test_examples\.py::test_metrics"
     r"|/test_plots\.py::|_plot_"
 )
 GROWING = {"pytester", "to_thread"}
