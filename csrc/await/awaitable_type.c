@@ -86,16 +86,13 @@ static void awaitable_finalize(PyObject *op)
     }
     PyObject *pending = cqn_take_exception();
     if (self->state == CQN_NEW) {
-        const bool counted = self->scope != NULL && !self->left_scope;
         if (!self->is_wrapped) {
             CQN_UNLOCKED(warn_never_awaited(self));
         }
         if (self->state == CQN_NEW) { /* else sys.unraisablehook() awaited it */
             cqn_awaitable_finish(self);
         }
-        if (counted) { /* even if the engine has left its CQ */
-            cqn_engine_wake_in_loop_or_defer(self->engine);
-        }
+        cqn_engine_wake_in_loop_or_defer(self->engine); /* it may have been the last of a scope */
     }
     else {
         cqn_awaitable_give_up(self);

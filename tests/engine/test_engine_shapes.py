@@ -329,6 +329,18 @@ async def test_one_that_has_ended_is_not_awaited_again(
     assert outstanding(link.qp) == (0, 0)
 
 
+async def test_one_that_runs_is_not_stepped(acq: AsyncCQ, link: Link) -> None:
+    class Again:
+        def __index__(self) -> int:
+            call.send(None)
+            return 3
+
+    call = acq.recv(link.qp, link.into, wr_id=Again())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="coroutine already executing"):
+        call.send(None)
+    assert outstanding(link.qp) == (0, 0)
+
+
 async def test_one_that_another_task_awaits_is_refused(acq: AsyncCQ, link: Link, name: str) -> None:
     call = CALLS[name](acq, link)
     first = await start(delegated(call))
