@@ -55,8 +55,7 @@ int cqn_fork_init(void);
 int cqn_get_async_event_or_injected(struct ibv_context *device, struct ibv_async_event *event);
 void cqn_ack_async_event_unless_injected(struct ibv_async_event *event);
 
-#define PyErr_WriteUnraisable(op) \
-    (assert(PyErr_Occurred() != NULL), PyErr_WriteUnraisable(op))
+#define PyErr_WriteUnraisable(op) (assert(PyErr_Occurred() != NULL), PyErr_WriteUnraisable(op))
 
 #define NULL_OR(call, ...) (cqn_fault(#call) ? NULL : call(__VA_ARGS__))
 #define MINUS_1_OR(call, ...) (cqn_fault(#call) ? -1 : call(__VA_ARGS__))
