@@ -178,8 +178,9 @@ int cqn_range(PyObject *value, const char *name, uint64_t min, uint64_t max, uin
     }
     if (beyond || n < min || n > max) {
         PyErr_Clear();
-        return refuse_value(value, name, "far too large", "%llu to %llu", (unsigned long long)min,
-                            (unsigned long long)max);
+        refuse_value(value, name, "far too large", "%llu to %llu", (unsigned long long)min,
+                     (unsigned long long)max);
+        return -1; /* also for the analyzer, which does not follow a variadic function */
     }
     *out = n;
     return 0;
