@@ -359,20 +359,19 @@ class Pool:
         mr: MR | None = None
         error: BaseException | None = None
         region: Region | None = None
-        mrs: list[MR] = []
+        waiting, mrs = one.waiting, list[MR]()
         try:
             mr = self._register(one, self.table.drop_all)
         except BaseException as e:
             error = e
-        with self._lock:  # who looks for it finds it in the list, or in the table
-            self._registering.remove(one)
-            waiting = one.waiting
-            try:
+        try:
+            with self._lock:  # who looks for it finds it in the list, or in the table
+                self._registering.remove(one)
                 if mr is not None:
                     region, mrs = self._add(one, mr, len(waiting))
-            except BaseException as e:
-                error = e
-        close_all(mrs)
+            close_all(mrs)
+        except BaseException as e:
+            region, error = None, e
         del one.waiting, one.wanted, one.memory
         for i, (wanted, done) in enumerate(waiting):
             done(None if region is None else _registration(self, region, wanted, i == 0), error)

@@ -392,6 +392,7 @@ static size_t route_batch(cqn_cq *self, struct ibv_wc *wcs, cqn_wc_extra *extra,
     return kept;
 }
 
+/* Whether no field can be that of an earlier completion, see stash.c. */
 static inline bool is_zeroed(const struct ibv_wc *wc, size_t n)
 {
     static const struct ibv_wc zero;
