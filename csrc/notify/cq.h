@@ -5,6 +5,7 @@
  *
  *   events.c           the events of a channel: arming, reading, counting, acknowledging
  *   fetch.c            completions from the device to the awaitables or the stash; spinning
+ *   reads.c            RDMA reads that rxe reports as successful without their data
  *   spin.c             the estimate of how long a wait spins with spin="auto"
  *   stash.c            completions that were read from the device but not returned yet
  *   to_python.c        from the stash to Python, for poll()
@@ -155,7 +156,28 @@ bool cqn_cq_is_armed(const cqn_cq *cq, bool solicited_only);
 /* Arms a CQ that has a channel. Returns -1 with an exception. */
 int cqn_cq_arm(cqn_cq *cq, bool solicited_only);
 
+/* The device is Soft-RoCE. */
+static inline bool cqn_is_rxe(const cqn_object *self)
+{
+    return self->context->attr.vendor_id == 0xffffff;
+}
+
+/* reads.c */
+
+/* Changes the status of reads whose data may not be there, among n completions just read from the
+ * device. Returns whether it looked ahead, so there may be completions after these. Only on rxe. */
+bool cqn_cq_check_reads(cqn_cq *cq, struct ibv_wc *wcs, size_t n);
+
+/* Called before a queue pair leaves RTS, SQD or this process: afterwards its state no longer tells
+ * whether it failed before. */
+void cqn_qp_ends(cqn_qp *qp);
+
 /* fetch.c */
+
+#define CQN_AHEAD 16
+/* Copies the completions that the next fetch gets, at most CQN_AHEAD, and returns their number;
+ * 0 also if they can't be polled. */
+size_t cqn_cq_look_ahead(cqn_cq *cq, struct ibv_wc *wcs);
 
 /* These functions read completions from the device, route them, and put the references that their
  * work requests held into `deferred`. They return -1 with an exception. This one reads until the CQ

@@ -23,9 +23,7 @@
 #define BATCH 64                /* completions per ibv_poll_cq() */
 #define FEW 16                  /* enough completions to know whether there are any */
 #define SLICE INT64_C(10000000) /* ns without the GIL; then signals are handled */
-#define SPIN_BATCH 16
-#define ASK_EVERY 64 /* waits between two checks of the thread's CPU affinity */
-#define VENDOR_RXE 0xffffff
+#define ASK_EVERY 64            /* waits between two checks of the thread's CPU affinity */
 
 /* ---- from the device, even while a thread spins ---- */
 
@@ -39,8 +37,8 @@ struct cqn_spin_buffer {
     unsigned int until_asked;
     uint64_t polls;
     size_t head, len;
-    struct ibv_wc wc[SPIN_BATCH];
-    cqn_wc_extra extra[SPIN_BATCH];
+    struct ibv_wc wc[CQN_AHEAD];
+    cqn_wc_extra extra[CQN_AHEAD];
 };
 
 /* Allocated by the first poll with spin, since most CQs have none. */
@@ -147,6 +145,14 @@ static void *raise_poll_error(cqn_cq *self, int got)
                            "the CQ can't be polled (%d)", got);
 }
 
+/* For a thread with the GIL. */
+static void lock_spin_buffer(cqn_spin_buffer *spin_buffer)
+{
+    atomic_store(&spin_buffer->wanted, true);
+    pthread_mutex_lock(&spin_buffer->lock);
+    atomic_store(&spin_buffer->wanted, false);
+}
+
 static void pop_from_spin_buffer(cqn_spin_buffer *spin_buffer, size_t n, struct ibv_wc *wc,
                                  cqn_wc_extra *extra)
 {
@@ -168,9 +174,7 @@ static int fetch_raw(cqn_cq *self, size_t *n, struct ibv_wc *wc, cqn_wc_extra *e
         return poll_device(self, self->base.handle, *n, wc, extra);
     }
     int got;
-    atomic_store(&spin_buffer->wanted, true);
-    pthread_mutex_lock(&spin_buffer->lock);
-    atomic_store(&spin_buffer->wanted, false);
+    lock_spin_buffer(spin_buffer);
     if (spin_buffer->len > 0) {
         *n = *n < spin_buffer->len ? *n : spin_buffer->len;
         pop_from_spin_buffer(spin_buffer, *n, wc, extra);
@@ -186,6 +190,35 @@ static int fetch_raw(cqn_cq *self, size_t *n, struct ibv_wc *wc, cqn_wc_extra *e
     return got;
 }
 
+/* Polls once into the buffer if it is empty; the caller has its lock. Returns the number of
+ * completions in the buffer, or the device's error. */
+static int fill(cqn_cq *self, struct ibv_cq *handle)
+{
+    cqn_spin_buffer *spin_buffer = self->spin_buffer;
+    int got = (int)spin_buffer->len;
+    if (got == 0) {
+        memset(spin_buffer->wc, 0, sizeof(spin_buffer->wc));
+        got = poll_device(self, handle, CQN_AHEAD, spin_buffer->wc, spin_buffer->extra);
+        spin_buffer->head = 0;
+        spin_buffer->len = got > 0 ? (size_t)got : 0;
+    }
+    return got;
+}
+
+size_t cqn_cq_look_ahead(cqn_cq *self, struct ibv_wc *wcs)
+{
+    if (make_spin_buffer(self) < 0) {
+        PyErr_Clear();
+        return 0;
+    }
+    cqn_spin_buffer *spin_buffer = self->spin_buffer;
+    lock_spin_buffer(spin_buffer);
+    const int got = fill(self, self->base.handle);
+    memcpy(wcs, spin_buffer->wc + spin_buffer->head, spin_buffer->len * sizeof(*wcs));
+    pthread_mutex_unlock(&spin_buffer->lock);
+    return got > 0 ? (size_t)got : 0;
+}
+
 /* Polls once, without the GIL. Returns the number of completions in the buffer, even if another
  * thread read them, or the device's error. */
 static int fill_spin_buffer(cqn_cq *self, struct ibv_cq *handle)
@@ -194,13 +227,7 @@ static int fill_spin_buffer(cqn_cq *self, struct ibv_cq *handle)
     if (atomic_load(&spin_buffer->wanted) || pthread_mutex_trylock(&spin_buffer->lock) != 0) {
         return 0; /* the holder of the lock polls as well */
     }
-    int got = (int)spin_buffer->len;
-    if (got == 0) {
-        memset(spin_buffer->wc, 0, sizeof(spin_buffer->wc));
-        got = poll_device(self, handle, SPIN_BATCH, spin_buffer->wc, spin_buffer->extra);
-        spin_buffer->head = 0;
-        spin_buffer->len = got > 0 ? (size_t)got : 0;
-    }
+    const int got = fill(self, handle);
     pthread_mutex_unlock(&spin_buffer->lock);
     return got;
 }
@@ -299,7 +326,7 @@ static void normalize_fields(cqn_cq *self, struct ibv_wc *wc, const cqn_wr_queue
         return;
     }
     wc->wc_flags &= ~CQN_WC_OURS;
-    if ((wc->wc_flags & IBV_WC_IP_CSUM_OK) && self->base.context->attr.vendor_id == VENDOR_RXE) {
+    if ((wc->wc_flags & IBV_WC_IP_CSUM_OK) && cqn_is_rxe(&self->base)) {
         /* rxe reports the kernel's value of WITH_INV here, which is this bit; it never checks
          * checksums. */
         wc->wc_flags ^= IBV_WC_IP_CSUM_OK | IBV_WC_WITH_INV;
@@ -428,6 +455,9 @@ static int fetch_batch(cqn_cq *self, size_t *n, cqn_object **deferred)
         return -1;
     }
     self->stats.fetched += (size_t)got;
+    if (cqn_is_rxe(&self->base) && cqn_cq_check_reads(self, wc, (size_t)got)) {
+        *n = (size_t)got; /* the caller polls again */
+    }
     const size_t kept = route_batch(self, wc, extra, (size_t)got, deferred);
     memset(wc + kept, 0, ((size_t)got - kept) * sizeof(*wc));
     self->stash_len += kept;

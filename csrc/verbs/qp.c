@@ -33,6 +33,7 @@ static int stop_sending(struct ibv_qp *qp)
 static void qp_before_destroy(cqn_object *op)
 {
     cqn_qp *self = (cqn_qp *)op;
+    cqn_qp_ends(self);
     self->must_stop = sends_again(self);
 }
 
@@ -65,6 +66,7 @@ static void reset_before_all_close(cqn_qp *self)
     struct ibv_qp *qp = self->base.handle;
     const enum ibv_qp_state before = self->state;
     int err;
+    cqn_qp_ends(self);
     self->must_stop = true; /* it is stopped only once */
     self->state = IBV_QPS_RESET;
     CQN_IN_KERNEL(CQN_OBJ(self), err = stop_sending(qp));

@@ -287,6 +287,11 @@ static void enter_port(cqn_qp *self, uint8_t port_num, uint32_t max_message)
     }
 }
 
+static uint32_t bytes_of_mtu(enum ibv_mtu mtu)
+{
+    return UINT32_C(128) << mtu;
+}
+
 /* The depth limits the reads and atomics in flight: with 0, posting refuses them. */
 static void enter_depth(cqn_qp *self, uint8_t max_rd_atomic, bool granted)
 {
@@ -365,6 +370,12 @@ void cqn_qp_forget_requests(cqn_qp *self)
     cqn_decref_deferred(deferred);
 }
 
+/* Whether requests posted before can no longer succeed in this state. */
+static bool gives_up(enum ibv_qp_state state)
+{
+    return state == IBV_QPS_RESET || state == IBV_QPS_SQE || state == IBV_QPS_ERR;
+}
+
 /* A reset drops the work requests without completing them. Posting is refused from the moment the
  * device may be in RESET. Returns -1 with an exception. */
 static int change(cqn_qp *self, struct ibv_qp_attr *attr, int mask)
@@ -375,6 +386,9 @@ static int change(cqn_qp *self, struct ibv_qp_attr *attr, int mask)
     struct ibv_qp *qp = self->base.handle;
     enum ibv_qp_state before = self->state;
     enum ibv_qp_state after = mask & IBV_QP_STATE ? attr->qp_state : before;
+    if (gives_up(after)) {
+        cqn_qp_ends(self);
+    }
     if (after == IBV_QPS_RESET) {
         self->state = after;
     }
@@ -393,12 +407,16 @@ static int change(cqn_qp *self, struct ibv_qp_attr *attr, int mask)
     if (mask & IBV_QP_PORT) {
         enter_port(self, attr->port_num, made.max_message);
     }
+    if (mask & IBV_QP_PATH_MTU) {
+        self->path_mtu = bytes_of_mtu(attr->path_mtu);
+    }
     if (mask & IBV_QP_MAX_QP_RD_ATOMIC) {
         enter_depth(self, attr->max_rd_atomic, false);
     }
     if (after == IBV_QPS_RESET) {
         enter_depth(self, CQN_DEPTH_UNKNOWN, false);
         cqn_qp_forget_requests(self);
+        self->has_failed = false;
     }
     return 0;
 }
@@ -409,6 +427,7 @@ typedef struct {
     limit_of_port port; /* the port that was set, or 0 */
     bool has_depth;
     uint8_t max_rd_atomic; /* if has_depth */
+    uint32_t path_mtu;     /* in bytes, or 0 */
     int unknown;           /* the errno of querying the next one's attributes, or 0 */
     refusal failed;        /* the next one was refused if its `err` is not 0 */
 } climbed;
@@ -432,6 +451,9 @@ static climbed climb(struct ibv_qp *qp, enum ibv_qp_state from, enum ibv_qp_stat
         }
         if (mask & IBV_QP_PORT) {
             done.port = (limit_of_port){attr.port_num, made.max_message};
+        }
+        if (mask & IBV_QP_PATH_MTU) {
+            done.path_mtu = bytes_of_mtu(attr.path_mtu);
         }
         if (mask & IBV_QP_MAX_QP_RD_ATOMIC) {
             done.has_depth = true;
@@ -458,6 +480,9 @@ CQN_RARE int cqn_qp_climb(cqn_qp *self, enum ibv_qp_state from, enum ibv_qp_stat
     if (done.port.port_num != 0) {
         enter_port(self, done.port.port_num, done.port.max_message);
     }
+    if (done.path_mtu != 0) {
+        self->path_mtu = done.path_mtu;
+    }
     if (done.has_depth) {
         enter_depth(self, done.max_rd_atomic, source->depth_granted);
     }
@@ -466,12 +491,6 @@ CQN_RARE int cqn_qp_climb(cqn_qp *self, enum ibv_qp_state from, enum ibv_qp_stat
         return -1;
     }
     return done.failed.err != 0 ? modify_failed(self, &done.failed) : 0;
-}
-
-/* Whether requests posted before can no longer succeed in this state. */
-static bool gives_up(enum ibv_qp_state state)
-{
-    return state == IBV_QPS_RESET || state == IBV_QPS_SQE || state == IBV_QPS_ERR;
 }
 
 /* Makes posting check the state, and makes flushed requests wake tasks that wait only for solicited

@@ -86,10 +86,12 @@ typedef struct cqn_qp {
     bool no_recvs;           /* its messages go elsewhere, and not to `srq` */
     bool must_stop;          /* it retransmits unacknowledged messages: see verbs/qp.c */
     bool stopped;            /* reset before being destroyed */
+    bool has_failed;         /* before its state was changed; on rxe, see notify/reads.c */
     bool has_capacity;       /* in the list of `next_with_capacity` */
     uint8_t port_num;        /* set in INIT; 0 before */
     uint8_t max_rd_atomic;   /* reads and atomics in flight, or CQN_DEPTH_UNKNOWN */
     bool depth_granted;      /* max_rd_atomic was granted by an rdma_cm peer */
+    uint32_t path_mtu;       /* in bytes; 0: not set */
     uint32_t max_message;    /* largest message in bytes, by its port */
     struct ibv_qp_cap cap;
     uint32_t reserved_sends; /* slots of the send queue that awaited operations leave free */

@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * RDMA reads that rxe reports as successful although their data is not there.
+ *
+ * If an old acknowledgement arrives between the packets of a response, rxe (of Linux 6.0 and later)
+ * forgets that the response has begun. It then refuses the next packet, completes the read with the
+ * status that it had, success, and moves the queue pair to ERR. The memory of the packets that did
+ * not arrive stays as it was. This takes frames that the network reorders or duplicates.
+ *
+ * So on rxe a read of several packets counts as flushed if its queue pair has failed, unless a
+ * later request of the same queue was carried out, or failed for a reason of its own: that is then
+ * what has moved the queue pair to ERR. Two things can't be told apart: a read that succeeded just
+ * before the peer's request failed here counts as flushed, too; and the device sets the state a
+ * moment after the completion, so a thread that polls in between believes it.
+ */
+
+#include "notify/cq.h"
+
+/* Whether the queue pair could carry out reads, as far as this process knows. */
+static bool works(const cqn_qp *qp)
+{
+    return qp->base.handle != NULL && (qp->state == IBV_QPS_RTS || qp->state == IBV_QPS_SQD);
+}
+
+/* Whether the device has moved it to ERR; also if the device can't be asked. */
+static bool is_in_err(cqn_qp *qp)
+{
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR};
+    struct ibv_qp_init_attr init;
+    return ibv_query_qp(qp->base.handle, &attr, IBV_QP_STATE, &init) != 0 ||
+           attr.qp_state == IBV_QPS_ERR;
+}
+
+static bool has_failed(cqn_qp *qp)
+{
+    return qp->has_failed || (works(qp) && is_in_err(qp));
+}
+
+void cqn_qp_ends(cqn_qp *qp)
+{
+    if (cqn_is_rxe(&qp->base) && works(qp) && qp->sq != NULL && qp->sq->signaled > 0) {
+        qp->has_failed = is_in_err(qp);
+    }
+}
+
+/* The queue pair of a read of several packets; NULL for any other completion. */
+static cqn_qp *long_read_of(const cqn_cq *self, const struct ibv_wc *wc)
+{
+    if (wc->status != IBV_WC_SUCCESS || wc->opcode != IBV_WC_RDMA_READ) {
+        return NULL;
+    }
+    const cqn_wr_queue *q = cqn_wr_queue_of(&self->base, wc->wr_id);
+    cqn_qp *qp = q == NULL ? NULL : q->qp;
+    const bool has_length = self->ex == NULL || (self->wc_flags & IBV_WC_EX_WITH_BYTE_LEN);
+    return qp != NULL && has_length && wc->byte_len <= qp->path_mtu ? NULL : qp;
+}
+
+/* Returns the first of n completions that is of the same queue, or NULL. */
+static const struct ibv_wc *next_of_queue(const struct ibv_wc *wc, const struct ibv_wc *later,
+                                          size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (((later[i].wr_id ^ wc->wr_id) & (CQN_WR_NUMBERS - 1)) == 0) {
+            return &later[i];
+        }
+    }
+    return NULL;
+}
+
+bool cqn_cq_check_reads(cqn_cq *self, struct ibv_wc *wcs, size_t n)
+{
+    bool looked_ahead = false;
+    for (size_t i = 0; i < n; i++) {
+        cqn_qp *qp = long_read_of(self, &wcs[i]);
+        if (qp == NULL) {
+            continue;
+        }
+        const struct ibv_wc *next = next_of_queue(&wcs[i], &wcs[i + 1], n - i - 1);
+        if ((next != NULL && next->status != IBV_WC_WR_FLUSH_ERR) || !has_failed(qp)) {
+            continue;
+        }
+        struct ibv_wc ahead[CQN_AHEAD];
+        if (next == NULL) {
+            next = next_of_queue(&wcs[i], ahead, cqn_cq_look_ahead(self, ahead));
+            looked_ahead = true;
+        }
+        if (next == NULL || next->status == IBV_WC_WR_FLUSH_ERR) {
+            wcs[i].status = IBV_WC_WR_FLUSH_ERR;
+        }
+    }
+    return looked_ahead;
+}
