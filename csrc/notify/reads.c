@@ -2,7 +2,7 @@
 /*
  * RDMA reads that rxe reports as successful although their data is not there.
  *
- * If an old acknowledgement arrives between the packets of a response, rxe (of Linux 6.0 and later)
+ * If an old acknowledgement arrives between the packets of a response, rxe (not that of Linux 6.1)
  * forgets that the response has begun. It then refuses the next packet, completes the read with the
  * status that it had, success, and moves the queue pair to ERR. The memory of the packets that did
  * not arrive stays as it was. This takes frames that the network reorders or duplicates.
