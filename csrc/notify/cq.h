@@ -165,19 +165,16 @@ static inline bool cqn_is_rxe(const cqn_object *self)
 /* reads.c */
 
 /* Changes the status of reads whose data may not be there, among n completions just read from the
- * device. Returns whether it looked ahead, so there may be completions after these. Only on rxe. */
-bool cqn_cq_check_reads(cqn_cq *cq, struct ibv_wc *wcs, size_t n);
+ * device. `ahead` are the device's next ones, or NULL if they are not known. Returns whether they
+ * are needed: then it must be called again with them. Only for rxe. */
+bool cqn_cq_check_reads(const cqn_cq *cq, struct ibv_wc *wcs, size_t n, const struct ibv_wc *ahead,
+                        size_t n_ahead);
 
-/* Called before a queue pair leaves RTS, SQD or this process: afterwards its state no longer tells
+/* Called before a queue pair leaves RTS, SQD or this process: afterwards its state no longer shows
  * whether it failed before. */
 void cqn_qp_ends(cqn_qp *qp);
 
 /* fetch.c */
-
-#define CQN_AHEAD 16
-/* Copies the completions that the next fetch gets, at most CQN_AHEAD, and returns their number;
- * 0 also if they can't be polled. */
-size_t cqn_cq_look_ahead(cqn_cq *cq, struct ibv_wc *wcs);
 
 /* These functions read completions from the device, route them, and put the references that their
  * work requests held into `deferred`. They return -1 with an exception. This one reads until the CQ

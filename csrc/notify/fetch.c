@@ -23,7 +23,8 @@
 #define BATCH 64                /* completions per ibv_poll_cq() */
 #define FEW 16                  /* enough completions to know whether there are any */
 #define SLICE INT64_C(10000000) /* ns without the GIL; then signals are handled */
-#define ASK_EVERY 64            /* waits between two checks of the thread's CPU affinity */
+#define SPIN_BATCH 16
+#define ASK_EVERY 64 /* waits between two checks of the thread's CPU affinity */
 
 /* ---- from the device, even while a thread spins ---- */
 
@@ -37,8 +38,8 @@ struct cqn_spin_buffer {
     unsigned int until_asked;
     uint64_t polls;
     size_t head, len;
-    struct ibv_wc wc[CQN_AHEAD];
-    cqn_wc_extra extra[CQN_AHEAD];
+    struct ibv_wc wc[SPIN_BATCH];
+    cqn_wc_extra extra[SPIN_BATCH];
 };
 
 /* Allocated by the first poll with spin, since most CQs have none. */
@@ -198,25 +199,11 @@ static int fill(cqn_cq *self, struct ibv_cq *handle)
     int got = (int)spin_buffer->len;
     if (got == 0) {
         memset(spin_buffer->wc, 0, sizeof(spin_buffer->wc));
-        got = poll_device(self, handle, CQN_AHEAD, spin_buffer->wc, spin_buffer->extra);
+        got = poll_device(self, handle, SPIN_BATCH, spin_buffer->wc, spin_buffer->extra);
         spin_buffer->head = 0;
         spin_buffer->len = got > 0 ? (size_t)got : 0;
     }
     return got;
-}
-
-size_t cqn_cq_look_ahead(cqn_cq *self, struct ibv_wc *wcs)
-{
-    if (make_spin_buffer(self) < 0) {
-        PyErr_Clear();
-        return 0;
-    }
-    cqn_spin_buffer *spin_buffer = self->spin_buffer;
-    lock_spin_buffer(spin_buffer);
-    const int got = fill(self, self->base.handle);
-    memcpy(wcs, spin_buffer->wc + spin_buffer->head, spin_buffer->len * sizeof(*wcs));
-    pthread_mutex_unlock(&spin_buffer->lock);
-    return got > 0 ? (size_t)got : 0;
 }
 
 /* Polls once, without the GIL. Returns the number of completions in the buffer, even if another
@@ -430,6 +417,26 @@ static inline bool is_zeroed(const struct ibv_wc *wc, size_t n)
     return i == n;
 }
 
+/* Only for rxe, see reads.c. The next completions, if a verdict needs them, are polled into the
+ * spin buffer; *n then becomes `got`, so the caller polls again. */
+static void check_reads(cqn_cq *self, struct ibv_wc *wcs, size_t *n, size_t got)
+{
+    if (!cqn_cq_check_reads(self, wcs, got, NULL, 0)) {
+        return;
+    }
+    if (make_spin_buffer(self) < 0) {
+        PyErr_Clear();
+        cqn_cq_check_reads(self, wcs, got, wcs, 0);
+        return;
+    }
+    cqn_spin_buffer *spin_buffer = self->spin_buffer;
+    lock_spin_buffer(spin_buffer);
+    fill(self, self->base.handle);
+    cqn_cq_check_reads(self, wcs, got, spin_buffer->wc + spin_buffer->head, spin_buffer->len);
+    pthread_mutex_unlock(&spin_buffer->lock);
+    *n = got;
+}
+
 /* Reads up to *n completions (fetch_raw()), routes those that are awaited, and puts the others into
  * the stash. The references that their work requests held go to `deferred`, since releasing them
  * here could run code that polls this CQ. Returns the number of completions, or -1 with an
@@ -455,8 +462,8 @@ static int fetch_batch(cqn_cq *self, size_t *n, cqn_object **deferred)
         return -1;
     }
     self->stats.fetched += (size_t)got;
-    if (cqn_is_rxe(&self->base) && cqn_cq_check_reads(self, wc, (size_t)got)) {
-        *n = (size_t)got; /* the caller polls again */
+    if (cqn_is_rxe(&self->base)) {
+        check_reads(self, wc, n, (size_t)got);
     }
     const size_t kept = route_batch(self, wc, extra, (size_t)got, deferred);
     memset(wc + kept, 0, ((size_t)got - kept) * sizeof(*wc));

@@ -7,11 +7,11 @@
  * status that it had, success, and moves the queue pair to ERR. The memory of the packets that did
  * not arrive stays as it was. This takes frames that the network reorders or duplicates.
  *
- * So on rxe a read of several packets counts as flushed if its queue pair has failed, unless a
- * later request of the same queue was carried out, or failed for a reason of its own: that is then
- * what has moved the queue pair to ERR. Two things can't be told apart: a read that succeeded just
- * before the peer's request failed here counts as flushed, too; and the device sets the state a
- * moment after the completion, so a thread that polls in between believes it.
+ * So on rxe a read of several packets counts as flushed if its queue pair has failed. It does not if
+ * a later request of the same queue succeeded, or failed with another status, which is then the
+ * reason of the failure. Two cases remain: a read that succeeded shortly before its queue pair
+ * failed as a responder counts as flushed, too; and the device sets the state a moment after the
+ * completion, so a poll in between returns success.
  */
 
 #include "notify/cq.h"
@@ -68,26 +68,26 @@ static const struct ibv_wc *next_of_queue(const struct ibv_wc *wc, const struct 
     return NULL;
 }
 
-bool cqn_cq_check_reads(cqn_cq *self, struct ibv_wc *wcs, size_t n)
+bool cqn_cq_check_reads(const cqn_cq *self, struct ibv_wc *wcs, size_t n,
+                        const struct ibv_wc *ahead, size_t n_ahead)
 {
-    bool looked_ahead = false;
+    bool needs_more = false;
     for (size_t i = 0; i < n; i++) {
         cqn_qp *qp = long_read_of(self, &wcs[i]);
         if (qp == NULL) {
             continue;
         }
         const struct ibv_wc *next = next_of_queue(&wcs[i], &wcs[i + 1], n - i - 1);
+        next = next == NULL ? next_of_queue(&wcs[i], ahead, n_ahead) : next;
         if ((next != NULL && next->status != IBV_WC_WR_FLUSH_ERR) || !has_failed(qp)) {
             continue;
         }
-        struct ibv_wc ahead[CQN_AHEAD];
-        if (next == NULL) {
-            next = next_of_queue(&wcs[i], ahead, cqn_cq_look_ahead(self, ahead));
-            looked_ahead = true;
-        }
-        if (next == NULL || next->status == IBV_WC_WR_FLUSH_ERR) {
+        if (next != NULL || ahead != NULL) {
             wcs[i].status = IBV_WC_WR_FLUSH_ERR;
         }
+        else {
+            needs_more = true;
+        }
     }
-    return looked_ahead;
+    return needs_more;
 }
