@@ -7,8 +7,8 @@
  * status that it had, success, and moves the queue pair to ERR. The memory of the packets that did
  * not arrive stays as it was. This takes frames that the network reorders or duplicates.
  *
- * So on rxe a read of several packets counts as flushed if its queue pair has failed. It does not if
- * a later request of the same queue succeeded, or failed with another status, which is then the
+ * So on rxe a read of several packets counts as flushed if its queue pair has failed. It does not
+ * if a later request of the same queue succeeded, or failed with another status, which is then the
  * reason of the failure. Two cases remain: a read that succeeded shortly before its queue pair
  * failed as a responder counts as flushed, too; and the device sets the state a moment after the
  * completion, so a poll in between returns success.
