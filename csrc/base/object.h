@@ -101,6 +101,7 @@ struct cqn_context {
     struct ibv_device_attr attr;
     size_t mws;                  /* open memory windows */
     bool measure_latency;        /* of waits that begin from now on */
+    bool has_read;               /* an RDMA read or an atomic was posted */
     uint8_t limited_port;        /* the port that max_message is of, or 0 */
     uint32_t max_message;        /* the largest message of that port, in bytes */
     struct cqn_reports *reports; /* the device's asynchronous events, see notify/reports.h */

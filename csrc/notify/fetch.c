@@ -462,7 +462,7 @@ static int fetch_batch(cqn_cq *self, size_t *n, cqn_object **deferred)
         return -1;
     }
     self->stats.fetched += (size_t)got;
-    if (cqn_is_rxe(&self->base)) {
+    if (self->base.context->has_read && cqn_is_rxe(&self->base)) {
         check_reads(self, wc, n, (size_t)got);
     }
     const size_t kept = route_batch(self, wc, extra, (size_t)got, deferred);

@@ -38,7 +38,7 @@ static bool has_failed(cqn_qp *qp)
 
 void cqn_qp_ends(cqn_qp *qp)
 {
-    if (qp->has_read && cqn_is_rxe(&qp->base) && works(qp) && qp->sq != NULL &&
+    if (qp->base.context->has_read && cqn_is_rxe(&qp->base) && works(qp) && qp->sq != NULL &&
         qp->sq->signaled > 0) {
         qp->has_failed = is_in_err(qp);
     }

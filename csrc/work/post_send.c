@@ -247,7 +247,9 @@ static void enter_wr_queue(cqn_qp *qp, const cqn_send *send, cqn_awaitable *awai
     else if (send->opcode->does == CQN_WR_INVALIDATES) {
         entry.rkey = wr->invalidate_rkey;
     }
-    qp->has_read |= send->opcode->rd_atomic;
+    if (send->opcode->rd_atomic) {
+        qp->base.context->has_read = true;
+    }
     cqn_wr_queue_push(qp->sq, &entry, &send->sg);
 }
 
@@ -339,7 +341,7 @@ int cqn_post_own_sends(cqn_qp *qp, cqn_mr *mr, struct ibv_send_wr *wrs, size_t n
     const int err = post_sends(qp, wrs, n, &posted);
     for (size_t i = 0; i < posted; i++) {
         const bool signaled = qp->sq_sig_all || (wrs[i].send_flags & IBV_SEND_SIGNALED);
-        qp->has_read |= wrs[i].opcode == IBV_WR_RDMA_READ;
+        qp->base.context->has_read |= wrs[i].opcode == IBV_WR_RDMA_READ;
         cqn_wr_queue_push(qp->sq, &(cqn_wr){.wr_id = wr_id + i, .signaled = signaled}, &sg);
     }
     if (posted < n) {

@@ -86,7 +86,6 @@ typedef struct cqn_qp {
     bool no_recvs;           /* its messages go elsewhere, and not to `srq` */
     bool must_stop;          /* it retransmits unacknowledged messages: see verbs/qp.c */
     bool stopped;            /* reset before being destroyed */
-    bool has_read;           /* a read or an atomic was posted */
     bool has_failed;         /* before its state was changed; on rxe, see notify/reads.c */
     bool has_capacity;       /* in the list of `next_with_capacity` */
     uint8_t port_num;        /* set in INIT; 0 before */
