@@ -156,7 +156,7 @@ bool cqn_cq_is_armed(const cqn_cq *cq, bool solicited_only);
 /* Arms a CQ that has a channel. Returns -1 with an exception. */
 int cqn_cq_arm(cqn_cq *cq, bool solicited_only);
 
-/* The device is Soft-RoCE. */
+/* Whether the device is Soft-RoCE. */
 static inline bool cqn_is_rxe(const cqn_object *self)
 {
     return self->context->attr.vendor_id == 0xffffff;
@@ -170,9 +170,9 @@ static inline bool cqn_is_rxe(const cqn_object *self)
 bool cqn_cq_check_reads(const cqn_cq *cq, struct ibv_wc *wcs, size_t n, const struct ibv_wc *ahead,
                         size_t n_ahead);
 
-/* Called before a queue pair leaves RTS, SQD or this process: afterwards its state no longer shows
- * whether it failed before. */
-void cqn_qp_ends(cqn_qp *qp);
+/* Records whether the device has moved a queue pair to ERR, before this process moves it there,
+ * resets or destroys it: afterwards the state does not show that. */
+void cqn_qp_record_failure(cqn_qp *qp);
 
 /* fetch.c */
 

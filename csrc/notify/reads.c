@@ -36,7 +36,7 @@ static bool has_failed(cqn_qp *qp)
     return qp->has_failed || (works(qp) && is_in_err(qp));
 }
 
-void cqn_qp_ends(cqn_qp *qp)
+void cqn_qp_record_failure(cqn_qp *qp)
 {
     if (qp->base.context->has_read && cqn_is_rxe(&qp->base) && works(qp) && qp->sq != NULL &&
         qp->sq->signaled > 0) {

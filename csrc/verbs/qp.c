@@ -33,7 +33,7 @@ static int stop_sending(struct ibv_qp *qp)
 static void qp_before_destroy(cqn_object *op)
 {
     cqn_qp *self = (cqn_qp *)op;
-    cqn_qp_ends(self);
+    cqn_qp_record_failure(self);
     self->must_stop = sends_again(self);
 }
 
@@ -66,7 +66,7 @@ static void reset_before_all_close(cqn_qp *self)
     struct ibv_qp *qp = self->base.handle;
     const enum ibv_qp_state before = self->state;
     int err;
-    cqn_qp_ends(self);
+    cqn_qp_record_failure(self);
     self->must_stop = true; /* it is stopped only once */
     self->state = IBV_QPS_RESET;
     CQN_IN_KERNEL(CQN_OBJ(self), err = stop_sending(qp));

@@ -387,7 +387,7 @@ static int change(cqn_qp *self, struct ibv_qp_attr *attr, int mask)
     enum ibv_qp_state before = self->state;
     enum ibv_qp_state after = mask & IBV_QP_STATE ? attr->qp_state : before;
     if (gives_up(after)) {
-        cqn_qp_ends(self);
+        cqn_qp_record_failure(self);
     }
     if (after == IBV_QPS_RESET) {
         self->state = after;
