@@ -648,6 +648,19 @@ static void tidy_up(void)
             umount2(job.shares[i], MNT_DETACH);
 }
 
+// A kernel's timers are as coarse as its ticks until its first tick. In virtual time the command
+// would begin before that, and asyncio, which reads the resolution once, would call everything 10
+// ms early.
+static void await_fine_timers(void)
+{
+    struct timespec resolution;
+    for (int tries = 0; tries < 100; tries++) {
+        if (clock_getres(CLOCK_MONOTONIC, &resolution) < 0 || resolution.tv_nsec == 1)
+            return;
+        usleep(1000);
+    }
+}
+
 int main(void)
 {
     sigset_t blocked, chld;
@@ -674,6 +687,7 @@ int main(void)
         count_seed();
     set_limits();
     make_network();
+    await_fine_timers();
 
     sigemptyset(&chld);
     sigaddset(&chld, SIGCHLD);
