@@ -95,6 +95,14 @@ def test_all_hosts_have_one_clock_and_an_hour_takes_seconds() -> None:
 
 
 @built
+def test_the_clock_of_a_host_is_fine_from_the_start() -> None:
+    """asyncio asks once for its resolution, and calls everything so much earlier."""
+    script = "import time; print(time.get_clock_info('monotonic').resolution)"
+    result = on_hosts("2", "--", "python3", "-c", script)
+    assert [line[3:] for line in result.stdout.splitlines()] == [b"1e-09"] * 2
+
+
+@built
 def test_a_command_that_fails_ends_the_others() -> None:
     result = on_hosts("2", "--", "sh", "-c", "sleep 2; exit 3", "---", "sleep", "infinity")
     assert result.returncode == 3
