@@ -159,7 +159,7 @@ int cqn_cq_arm(cqn_cq *cq, bool solicited_only);
 /* Whether the device is Soft-RoCE. */
 static inline bool cqn_is_rxe(const cqn_object *self)
 {
-    return self->context->attr.vendor_id == 0xffffff;
+    return self->context->attr.vendor_id == CQN_RXE_VENDOR;
 }
 
 /* reads.c */

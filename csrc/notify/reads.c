@@ -23,15 +23,12 @@ static bool works(const cqn_qp *qp)
 }
 
 /* Whether the device has moved it to ERR; also if the device can't be asked. */
-static bool is_in_err(cqn_qp *qp)
+static bool is_in_err(const cqn_qp *qp)
 {
-    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR};
-    struct ibv_qp_init_attr init;
-    return ibv_query_qp(qp->base.handle, &attr, IBV_QP_STATE, &init) != 0 ||
-           attr.qp_state == IBV_QPS_ERR;
+    return cqn_qp_query_state(qp->base.handle, IBV_QPS_ERR, NULL) == IBV_QPS_ERR;
 }
 
-static bool has_failed(cqn_qp *qp)
+static bool has_failed(const cqn_qp *qp)
 {
     return qp->has_failed || (works(qp) && is_in_err(qp));
 }
@@ -45,13 +42,13 @@ void cqn_qp_record_failure(cqn_qp *qp)
 }
 
 /* The queue pair of a read of several packets; NULL for any other completion. */
-static cqn_qp *long_read_of(const cqn_cq *self, const struct ibv_wc *wc)
+static const cqn_qp *long_read_of(const cqn_cq *self, const struct ibv_wc *wc)
 {
     if (wc->status != IBV_WC_SUCCESS || wc->opcode != IBV_WC_RDMA_READ) {
         return NULL;
     }
     const cqn_wr_queue *q = cqn_wr_queue_of(&self->base, wc->wr_id);
-    cqn_qp *qp = q == NULL ? NULL : q->qp;
+    const cqn_qp *qp = q == NULL ? NULL : q->qp;
     const bool has_length = self->ex == NULL || (self->wc_flags & IBV_WC_EX_WITH_BYTE_LEN);
     return qp != NULL && has_length && wc->byte_len <= qp->path_mtu ? NULL : qp;
 }
@@ -73,7 +70,7 @@ bool cqn_cq_check_reads(const cqn_cq *self, struct ibv_wc *wcs, size_t n,
 {
     bool needs_more = false;
     for (size_t i = 0; i < n; i++) {
-        cqn_qp *qp = long_read_of(self, &wcs[i]);
+        const cqn_qp *qp = long_read_of(self, &wcs[i]);
         if (qp == NULL) {
             continue;
         }

@@ -5,20 +5,6 @@
 
 #include "verbs/verbs.h"
 
-/* Returns the device's state of the queue pair, or `known` if the query fails. Unless `draining` is
- * NULL, sets it to whether the send queue is draining. Called without the GIL. */
-static inline enum ibv_qp_state cqn_qp_query_state(struct ibv_qp *qp, enum ibv_qp_state known,
-                                                   bool *draining)
-{
-    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RESET};
-    struct ibv_qp_init_attr init;
-    const bool answered = ibv_query_qp(qp, &attr, IBV_QP_STATE, &init) == 0;
-    if (draining != NULL) {
-        *draining = answered && attr.qp_state == IBV_QPS_SQD && attr.sq_draining != 0;
-    }
-    return answered ? attr.qp_state : known;
-}
-
 /* qp_create.c */
 
 /* QP(): creates a queue pair of this kind. NULL with an exception. */

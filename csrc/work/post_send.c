@@ -341,7 +341,9 @@ int cqn_post_own_sends(cqn_qp *qp, cqn_mr *mr, struct ibv_send_wr *wrs, size_t n
     const int err = post_sends(qp, wrs, n, &posted);
     for (size_t i = 0; i < posted; i++) {
         const bool signaled = qp->sq_sig_all || (wrs[i].send_flags & IBV_SEND_SIGNALED);
-        qp->base.context->has_read |= wrs[i].opcode == IBV_WR_RDMA_READ;
+        if (wrs[i].opcode == IBV_WR_RDMA_READ) {
+            qp->base.context->has_read = true;
+        }
         cqn_wr_queue_push(qp->sq, &(cqn_wr){.wr_id = wr_id + i, .signaled = signaled}, &sg);
     }
     if (posted < n) {

@@ -7,6 +7,7 @@
 #include "base/base.h"
 
 #define CQN_SIW_VENDOR 0x626d74 /* vendor_id of Soft-iWARP, which needs special treatment */
+#define CQN_RXE_VENDOR 0xffffff /* of Soft-RoCE */
 #define CQN_MAX_SGE 64          /* per work request; the limit of known devices */
 #define CQN_DEPTH_UNKNOWN 255
 
@@ -104,6 +105,20 @@ typedef struct cqn_qp {
     cqn_group *groups;
     size_t groups_len;
 } cqn_qp;
+
+/* Returns the device's state of the queue pair, or `known` if the query fails. Unless `draining` is
+ * NULL, sets it to whether the send queue is draining. */
+static inline enum ibv_qp_state cqn_qp_query_state(struct ibv_qp *qp, enum ibv_qp_state known,
+                                                   bool *draining)
+{
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RESET};
+    struct ibv_qp_init_attr init;
+    const bool answered = ibv_query_qp(qp, &attr, IBV_QP_STATE, &init) == 0;
+    if (draining != NULL) {
+        *draining = answered && attr.qp_state == IBV_QPS_SQD && attr.sq_draining != 0;
+    }
+    return answered ? attr.qp_state : known;
+}
 
 /* mw_state.c */
 
