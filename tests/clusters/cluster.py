@@ -90,7 +90,6 @@ class Run:
         machine = replace(driver.machine(options, "uml", version), virtual_time=False)
         jobs = [self.job(options, machine, number, plant) for number in range(1, HOSTS + 1)]
         self.cluster = Cluster(machine, jobs, seed, switch.Faults(), self.hear)
-        self.off: set[int] = set()  # hosts that will be switched on again, perhaps all
 
     def job(self, options: Any, machine: vm.Machine, number: int, plant: str) -> vm.Job:
         outcome = self.outcome
@@ -114,7 +113,8 @@ class Run:
         try:
             cluster.start()
             self.plan()
-            while self.off or any(host.status is None for host in cluster.hosts.values()):
+            # A host that is off, perhaps with all others, will be switched on again.
+            while any(host.status is None or not host.alive for host in cluster.hosts.values()):
                 cluster.step()
                 outcome.virtual = cluster.calendar.now / NS
                 if outcome.virtual >= LAST:
@@ -151,11 +151,9 @@ class Run:
     def crash(self, number: int) -> None:
         if self.cluster.hosts[number].alive:
             self.cluster.kill(number)
-            self.off.add(number)
 
     def switch_on(self, number: int) -> None:
         if not self.cluster.hosts[number].alive:
-            self.off.discard(number)
             self.cluster.restart(number)
 
     # -- what is told

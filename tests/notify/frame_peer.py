@@ -18,7 +18,7 @@ from support import DEADLINE
 from cqnotify import QPAddress
 
 UDP_PORT = 4791
-ETHERNET, IPV6, UDP, BTH, ICRC = 14, 40, 8, 12, 4  # bytes of the headers, and of the checksum
+ETHERNET, IPV6, UDP, ICRC = 14, 40, 8, 4  # bytes of the headers, and of the checksum
 ACK, REMOTE_ACCESS_ERROR = 0x1F, 0x62  # syndromes
 
 
