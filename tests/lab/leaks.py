@@ -48,7 +48,8 @@ GROWS = re.compile(
     r"|/test_dask_cluster\.py::test_a_cluster_computes"
     r"|/test_dask_values\.py::test_a_client_gets_them"
     r"|/test_metrics\.py::test_(prometheus|opentelemetry)_gets|/test_examples\.py::test_metrics"
-    r"|/test_plots\.py::|_plot_|/test_fuzz\.py::"
+    r"|/test_plots\.py::|_plot_|/test_cli_(bandwidth|latency)\.py::test_the_table_has"
+    r"|/test_fuzz\.py::"
 )
 GROWING = {"pytester", "to_thread"}
 
