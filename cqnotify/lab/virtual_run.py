@@ -26,7 +26,13 @@ GRACE = 5 * NS  # for the other commands to end, when one has failed
 TIMED_OUT = 124
 
 
-Plan = list[tuple[int, Callable[[Cluster], None]]]  # by instant
+ACTIONS: dict[str, Callable[..., None]] = {
+    "cut": Cluster.cut,
+    "heal": functools.partial(Cluster.cut, cut=False),
+    "kill": Cluster.kill,
+    "restart": Cluster.restart,
+}
+Plan = list[tuple[int, str, list[int]]]  # instants, actions, hosts
 
 
 def planned(options: argparse.Namespace) -> Plan:
@@ -41,18 +47,8 @@ def planned(options: argparse.Namespace) -> Plan:
                 "hosts: --at wants SECONDS:cut=A-B, heal=A-B, kill=A or restart=A, with numbers "
                 f"of hosts, not '{text}'"
             )
-        actions: dict[str, Callable[..., None]] = {
-            "cut": Cluster.cut,
-            "heal": functools.partial(Cluster.cut, cut=False),
-            "kill": Cluster.kill,
-            "restart": Cluster.restart,
-        }
-        plan.append((round(float(found[1]) * NS), bind(actions[found[2]], hosts)))
+        plan.append((round(float(found[1]) * NS), found[2], hosts))
     return plan
-
-
-def bind(what: Callable[..., None], hosts: list[int]) -> Callable[[Cluster], None]:
-    return lambda cluster: what(cluster, *hosts)
 
 
 class Run:
@@ -79,9 +75,9 @@ class Run:
         cluster = Cluster(machine, jobs, self.seed, faults, self.hear)
         try:
             cluster.start()
-            for instant, what in plan:
-                cluster.at(instant, functools.partial(what, cluster))
-            while any(host.status is None for host in cluster.hosts.values()):
+            for instant, action, hosts in plan:
+                cluster.at(instant, functools.partial(ACTIONS[action], cluster, *hosts))
+            while not self.is_over(cluster, plan):
                 cluster.step()
                 self.now = cluster.calendar.now
                 if self.now >= until:
@@ -103,9 +99,20 @@ class Run:
             for host in hosts:
                 if host.status is None:
                     cluster.order(host, f"signal {signal.SIGTERM:d}")
+
+    def is_over(self, cluster: Cluster, plan: Plan) -> bool:
+        """Each command has ended, and no host that is off is to be restarted."""
         if self.end is not None and self.now >= self.end:
-            for host in hosts:
-                host.status = self.status
+            return True
+        coming = {
+            hosts[0]
+            for instant, action, hosts in plan
+            if action == "restart" and instant > self.now
+        }
+        return all(
+            host.status is not None and (host.alive or host.number not in coming)
+            for host in cluster.hosts.values()
+        )
 
     def hear(self, instant: int, host: int, kind: str, data: bytes) -> None:
         if kind == "console":

@@ -171,3 +171,12 @@ def test_a_host_that_is_killed_is_silent_and_one_that_is_restarted_is_back() -> 
     )  # fmt: skip
     assert result.stdout.split() == b"1| 1 1| 2 1| 3 1| 6 1| 7 1| 8".split()
     assert result.returncode == 9
+
+
+@built
+def test_a_run_waits_for_the_restart_of_a_host_that_is_off() -> None:
+    when = ["--at", "2.5:kill=1", "--at", "2.6:kill=2", "--at", "4:restart=2"]
+    result = on_hosts("2", *when, "--until", "30", "--", "sh", "-c", "echo up; sleep 3")
+    assert result.returncode == 0, result.stderr
+    assert sorted(result.stdout.splitlines()) == [b"1| up", b"2| up", b"2| up"]
+    assert float(re.search(rb"seed 0: (\S+) s", result.stderr)[1]) > 7
