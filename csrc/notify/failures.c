@@ -86,14 +86,14 @@ int cqn_async_check(cqn_channel *channel, uint64_t *seen_serial)
 
 /* ---- watches ---- */
 
-/* Returns whether a watch has to return this failure. Failures of an object that is being closed or
- * deallocated are skipped, since it cannot be referenced any more. */
+/* Returns whether a watch has to return this failure. Failures of an object that is being
+ * deallocated are skipped, since it cannot be referenced any more. An object that is being closed
+ * may stay open. */
 static bool is_due(const cqn_report *failure, uint64_t seen_serial)
 {
     const cqn_object *element = failure->element;
     return failure->serial > seen_serial &&
-           (element == NULL ||
-            (element->handle != NULL && cqn_refs_may_live(&element->refs, (PyObject *)element)));
+           (element == NULL || cqn_refs_may_live(&element->refs, (PyObject *)element));
 }
 
 /* Counts the failures to return: all of their pairs are created before the first one is filled
@@ -308,10 +308,11 @@ static PyMethodDef watch_methods[] = {
      "read($self, /)\n--\n\n"
      "The failures since the last read(), or since the watch was made, oldest first.\n\n"
      "A list of pairs: the AsyncEvent (CQ_ERR, QP_FATAL, QP_REQ_ERR, QP_ACCESS_ERR, PATH_MIG_ERR, "
-     "SRQ_ERR, PORT_ERR, DEVICE_FATAL), and a list of the open CQs in which completions may now "
-     "be missing, or late (PORT_ERR); None stands for all CQs of the device. A failure that "
-     "happens several times may be returned once. A failure of an object that was closed "
-     "meanwhile is not returned. Never sleeps. get_async_event() still returns each report, and "
+     "SRQ_ERR, PORT_ERR, DEVICE_FATAL), and a list of the CQs in which completions may now be "
+     "missing, or late (PORT_ERR); None stands for all CQs of the device. A failure that happens "
+     "several times may be returned once. A failure of an object that was closed meanwhile is not "
+     "returned; while close() runs it is, because close() may fail. Never sleeps. "
+     "get_async_event() still returns each report, and "
      "get_event() still raises it. Raises DeviceRemovedError when the device has gone, after all "
      "earlier failures were returned; stop watching then, because fileno() stays readable.\n\n"
      "Wraps ibv_get_async_event(3)."},

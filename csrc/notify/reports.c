@@ -186,7 +186,7 @@ static int append_marked(const cqn_context *ctx, PyObject *cqs)
             continue;
         }
         ((cqn_cq *)o)->marked = false;
-        if (rc == 0 && o->handle != NULL && cqn_try_ref(o)) {
+        if (rc == 0 && cqn_try_ref(o)) {
             rc = PyList_Append(cqs, (PyObject *)o);
             if (rc < 0) {
                 refused = o; /* releasing a CQ here can change this list */

@@ -29,6 +29,7 @@ from cqnotify import (
     DeviceRemovedError,
     FailureWatch,
     QPType,
+    VerbsError,
     WCArray,
     _core,
 )
@@ -250,12 +251,21 @@ def test_a_failure_of_an_srq_with_a_cq_ends_the_waits_of_its_channel(ctx: Contex
             other.get_event(timeout=0)
 
 
-def test_a_failure_of_what_is_being_closed_is_not_told(w: World) -> None:
+@pytest.mark.parametrize("error", [0, errno.EBUSY])
+def test_a_failure_of_what_is_being_closed_is_told_once(w: World, error: int) -> None:
+    """It may stay open."""
     cq = CQ(w.ctx, 4)
     inject(w, AsyncEventType.CQ_ERR, cq)
-    with inside("ibv_destroy_cq", cq.close) as closer:
-        assert w.watch.read() == []
-    closer.join()
+    with inside("ibv_destroy_cq", cq.close, error=error) as closer:
+        ((event, cqs),) = w.watch.read()
+        assert (event.cq, cqs) == (cq, [cq])
+    if error:
+        with pytest.raises(VerbsError, match="stays open"):
+            closer.join()
+    else:
+        closer.join()
+    assert cq.closed == (not error)
+    assert w.watch.read() == []
 
 
 def test_a_wait_that_can_not_make_its_failure_says_that_memory_is_short(w: World) -> None:
