@@ -256,6 +256,17 @@ def test_the_sender_of_a_datagram_comes_extended_too(ctx: Context) -> None:
     assert wc.pkey_index == 0
 
 
+@pytest.mark.parametrize("is_extended", [False, True])
+def test_the_sender_of_a_datagram_is_known_although_the_qp_is_closed(
+    ctx: Context, ud_pair: Pair, is_extended: bool
+) -> None:
+    a, b = pair = extended_pair(ctx, STANDARD, QPType.UD) if is_extended else ud_pair
+    datagram(pair)
+    b.qp.close()
+    wc = wait_one(b.rcq)
+    assert (wc.src_qp, wc.byte_len) == (a.qp.qp_num, GRH + 8)
+
+
 def test_failures_come_extended_too(ctx: Context) -> None:
     b = extended_pair(ctx, STANDARD)[1]
     mr = MR(b.pd, 64)
