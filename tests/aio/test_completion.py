@@ -21,7 +21,7 @@ from support import (
     tick,
 )
 
-from cqnotify import QP, SRQ, ClosedError, Context, QPType
+from cqnotify import QP, SRQ, ClosedError, Context, QPType, VerbsError
 from cqnotify.aio import AsyncCQ
 
 pytestmark = pytest.mark.link(recv=True)
@@ -169,3 +169,22 @@ async def test_the_completions_of_an_srq_are_awaited_and_its_receives_are_posted
         b.qp.post_recv(b.mr[0:8])
         assert (await sent.send(a.qp, a.mr[0:8])).ok
         assert srq.outstanding == 0
+
+
+async def test_a_send_of_a_qp_whose_receive_from_an_srq_has_failed_is_refused(
+    ctx: Context,
+) -> None:
+    a, b = Endpoint(ctx, QPType.RC), Endpoint(ctx, QPType.RC)
+    srq = SRQ(a.pd, 8)
+    a.qp.close()
+    a.qp = QP(a.pd, QPType.RC, send_cq=a.scq, recv_cq=a.rcq, srq=srq)
+    connect(a, b)
+    async with AsyncCQ(a.rcq) as acq, AsyncCQ(a.scq) as sent:
+        b.qp.post_recv(b.mr[0:8])
+        assert (await sent.send(a.qp, a.mr[0:8])).ok
+        srq.post_recv(a.mr[0:4], wr_id=1)
+        short = await start(acq.completion(1))
+        b.qp.post_send(b.mr[0:8])
+        assert not (await short).ok
+        with pytest.raises(VerbsError, match="is in ERR"):
+            await sent.send(a.qp, a.mr[0:8])

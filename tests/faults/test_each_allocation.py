@@ -8,7 +8,7 @@ import copy
 import gc
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from fault_world import (
@@ -128,7 +128,7 @@ def raised(w: World) -> CompletionError:
     raise AssertionError("the failed one does not come")
 
 
-def first_poll(w: World, spin: float = 0.0) -> None:
+def first_poll(w: World, spin: float | Literal["auto"] = 0.0) -> None:
     """It makes the room for completions."""
     with CQ(w.ctx, 4) as cq:
         cq.poll(spin=spin)
@@ -216,6 +216,7 @@ CASES: dict[str, tuple[Setup, Call]] = {
     "repr": (nothing, lambda w, _: [repr(x) for x in (w.ctx, w.cq, w.qp, w.mr, w.mr[0:8])]),
     "first poll of a CQ": (nothing, lambda w, _: first_poll(w)),
     "first spin of a CQ": (nothing, lambda w, _: first_poll(w, spin=1e-6)),
+    "first spin of a CQ, by itself": (nothing, lambda w, _: first_poll(w, spin="auto")),
     "stats": (nothing, lambda w, _: w.cq.stats),
     "refusals": (nothing, lambda w, _: refuse_everything(w)),
     "poll": (arrived, lambda w, _: one(w.ex.poll())),

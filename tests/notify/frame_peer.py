@@ -19,11 +19,14 @@ from cqnotify import QPAddress
 
 UDP_PORT = 4791
 ETHERNET, IPV6, UDP, ICRC = 14, 40, 8, 4  # bytes of the headers, and of the checksum
-ACK, REMOTE_ACCESS_ERROR = 0x1F, 0x62  # syndromes
+ACK, REMOTE_ACCESS_ERROR = b"\x1f\0\0\0", b"\x62\0\0\0"  # extended headers of responses
 
 
 class Opcode(IntEnum):
     SEND_ONLY = 0x04
+    WRITE_FIRST = 0x06
+    WRITE_MIDDLE = 0x07
+    WRITE_LAST = 0x08
     WRITE_ONLY = 0x0A
     READ_REQUEST = 0x0C
     READ_FIRST = 0x0D
@@ -67,11 +70,11 @@ class FramePeer:
             and int.from_bytes(udp[UDP + 5 : UDP + 8], "big") == self._here.qp_num
         )
 
-    def send(self, opcode: Opcode, psn: int, data: bytes = b"", syndrome: int = ACK) -> None:
-        body = b"" if opcode == Opcode.READ_MIDDLE else bytes([syndrome, 0, 0, 0])
+    def send(self, opcode: Opcode, psn: int, data: bytes = b"", header: bytes = ACK) -> None:
+        extended = b"" if opcode == Opcode.READ_MIDDLE else header
         pad = -len(data) % 4
         bth = struct.pack(">BBHII", opcode, pad << 4, 0xFFFF, self._there.qp_num, psn & 0xFFFFFF)
-        payload = bth + body + data + bytes(pad)
+        payload = bth + extended + data + bytes(pad)
         length = UDP + len(payload) + ICRC
         ip = struct.pack(">IHBB", 6 << 28, length, socket.IPPROTO_UDP, 64)
         ip += self._here.gid.packed + self._there.gid.packed
@@ -84,7 +87,12 @@ class FramePeer:
         self.send(Opcode.ACKNOWLEDGE, psn)
 
     def refuse(self, psn: int) -> None:
-        self.send(Opcode.ACKNOWLEDGE, psn, syndrome=REMOTE_ACCESS_ERROR)
+        self.send(Opcode.ACKNOWLEDGE, psn, header=REMOTE_ACCESS_ERROR)
+
+    def write_without_access(self) -> None:
+        """The first request to the queue pair under test, which fails of it."""
+        nowhere = struct.pack(">QII", 0, 0, 8)  # address, key, length
+        self.send(Opcode.WRITE_ONLY, self._here.psn, bytes(8), nowhere)
 
 
 def icrc(packet: bytes) -> bytes:

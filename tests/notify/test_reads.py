@@ -76,13 +76,17 @@ class Reader:
         )
         return self.peer.expect(Opcode.READ_REQUEST)
 
-    def post_write(self) -> int:
-        """Return the number of its packet."""
-        write = SendWR(
-            self.end.mr[0:8], opcode=WROpcode.RDMA_WRITE, wr_id=LATER, remote_addr=4096, rkey=1
+    def post_write(self, nbytes: int = 8) -> int:
+        """Return the number of its packet, or its last one of three."""
+        source = self.end.mr[0:nbytes]
+        self.qp.post_send(
+            SendWR(source, opcode=WROpcode.RDMA_WRITE, wr_id=LATER, remote_addr=4096, rkey=1)
         )
-        self.qp.post_send(write)
-        return self.peer.expect(Opcode.WRITE_ONLY)
+        if nbytes <= MTU:
+            return self.peer.expect(Opcode.WRITE_ONLY)
+        self.peer.expect(Opcode.WRITE_FIRST)
+        self.peer.expect(Opcode.WRITE_MIDDLE)
+        return self.peer.expect(Opcode.WRITE_LAST)
 
     def respond(self, psn: int, *, with_old_ack: bool = False) -> None:
         """All of DATA, in three packets; an old acknowledgement comes behind the first."""
@@ -264,16 +268,29 @@ def test_completions_of_another_queue_tell_nothing(make_reader: MakeReader) -> N
     other.close()
 
 
-def test_a_read_of_one_packet_is_believed(reader: Reader) -> None:
+def test_a_read_of_one_packet_and_a_long_write_are_believed(reader: Reader) -> None:
+    """Although the queue pair has failed since, and no later request tells anything."""
     psn = reader.post_read(MTU)
     reader.cq.req_notify()
     reader.peer.send(Opcode.READ_ONLY, psn, DATA[:MTU])
     reader.until_event()
-    reader.qp.post_send(reader.end.mr[0:8], wr_id=LATER)
-    reader.peer.refuse(reader.peer.expect(Opcode.SEND_ONLY))
+    psn = reader.post_write(len(DATA))
+    reader.cq.req_notify()
+    reader.peer.acknowledge(psn)
+    reader.until_event()
+    reader.peer.write_without_access()
     reader.until_failed()
-    assert reader.polled(1) == [(READ, SUCCESS)]
+    assert reader.polled() == [(READ, SUCCESS), (LATER, SUCCESS)]
     assert reader.data(MTU) == DATA[:MTU]
+
+
+@pytest.mark.parametrize("at_a_time", [1, 16])
+def test_a_read_that_was_refused_is_not_flushed(reader: Reader, at_a_time: int) -> None:
+    reader.respond(reader.post_read())
+    assert reader.polled_until(1, at_a_time) == [(READ, SUCCESS)]
+    reader.peer.refuse(reader.post_read())
+    reader.until_failed()
+    assert reader.polled_until(1, at_a_time) == [(READ, REFUSED)]
 
 
 ENDS: list[Callable[[Reader], object]] = [

@@ -10,7 +10,6 @@ import gc
 import os
 import random
 import sys
-import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from itertools import count
