@@ -33,7 +33,7 @@ cqn_awaitable *cqn_awaitable_new(cqn_engine *engine, cqn_awaitable_kind kind, co
         self->engine = (cqn_engine *)Py_NewRef((PyObject *)engine);
         self->kind = (uint8_t)kind;
         self->name = name;
-        CQN_STEP(new_awaitable, self, engine->cq, kind, 0);
+        CQN_STEP(new_awaitable, self, engine->cq, engine, kind);
     }
     return self;
 }

@@ -207,7 +207,7 @@ static bool poll_later(cqn_engine *self)
             PyErr_WriteUnraisable((PyObject *)self);
         }
     }
-    CQN_STEP(later, self->cq, self->polls_later, 0, 0);
+    CQN_STEP(later, self->cq, self, self->polls_later, 0);
     return self->polls_later;
 }
 

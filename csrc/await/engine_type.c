@@ -60,7 +60,7 @@ static PyObject *engine_poll_again(PyObject *op, PyObject *Py_UNUSED(unused))
     CQN_LOCKED;
     cqn_engine *self = (cqn_engine *)op;
     self->polls_later = false;
-    CQN_STEP(later, self->cq, 0, 0, 0);
+    CQN_STEP(later, self->cq, self, 0, 0);
     if (!self->closed) {
         cqn_engine_prepare(self, false);
     }
@@ -140,7 +140,7 @@ static PyObject *engine_forget_tasks(PyObject *op, PyObject *Py_UNUSED(unused))
     CQN_LOCKED;
     cqn_engine *self = (cqn_engine *)op;
     self->polls_later = false;
-    CQN_STEP(later, self->cq, 0, 0, 0);
+    CQN_STEP(later, self->cq, self, 0, 0);
     cqn_taker_drop(self);
     cqn_awaitable *r = self->first;
     while (r != NULL) {
@@ -214,6 +214,7 @@ static int engine_init(PyObject *op, PyObject *args, PyObject *kwargs)
     self->channel = (cqn_channel *)Py_NewRef((PyObject *)self->cq->channel);
     cqn_cq_ack_dispatched(self->cq);
     self->cq->engine = self;
+    CQN_STEP(new_engine, self->cq, self, 0, 0);
     return 0;
 }
 

@@ -46,6 +46,14 @@ class Channel:
 
 
 @dataclass
+class Engine:
+    """An AsyncCQ. A CQ can have another one after it, while its tasks still have to go on."""
+
+    later: bool = False  # it polls in the next iteration of the loop
+    turn: list[Awaitable] = field(default_factory=list)  # woken from their sleep, in order
+
+
+@dataclass
 class CQ:
     """A CQ: what the core has on record, and what can be known of the device."""
 
@@ -62,10 +70,9 @@ class CQ:
     taken: int = 0  # routed to awaitables, or to nobody, in the poll that goes on
     results: int = 0  # completions on their way to awaitables, which count when they have them
     closing: bool = False
-    later: bool = False  # its engine polls in the next iteration of the loop
+    engine: Engine = field(default_factory=Engine)  # the latest one
     foreign: bool = False  # the program has read its latest event, which the engine waits for
     awaitables: dict[int, Awaitable] = field(default_factory=dict)  # that are pending
-    turn: list[Awaitable] = field(default_factory=list)  # woken from their sleep, in order
 
     def known(self) -> int:
         return self.armed if self.armed_at == self.channel.timeouts else UNARMED
@@ -74,6 +81,7 @@ class CQ:
 @dataclass
 class Awaitable:
     cq: CQ
+    engine: Engine
     kind: int
     state: int = NEW
     solicited: bool = False
@@ -96,6 +104,7 @@ class Replay:
     def __init__(self) -> None:
         self.channels: dict[int, Channel] = {}
         self.cqs: dict[int, CQ] = {}
+        self.engines: dict[tuple[int, int], Engine] = {}  # by their CQ, and themselves
         self.awaitables: dict[int, Awaitable] = {}
         self.queues: dict[int, Queue] = {}
 
@@ -189,8 +198,11 @@ class Replay:
 
     # ---- an engine and its tasks: tasks.pml ----
 
-    def new_awaitable(self, a: int, cq: int, kind: int, _: int) -> None:
-        self.awaitables[a] = Awaitable(self.cqs[cq], kind & 0xFF)
+    def new_engine(self, cq: int, engine: int, *_: int) -> None:
+        self.cqs[cq].engine = self.engines[cq, engine] = Engine()
+
+    def new_awaitable(self, a: int, cq: int, engine: int, kind: int) -> None:
+        self.awaitables[a] = Awaitable(self.cqs[cq], self.engines[cq, engine], kind & 0xFF)
 
     def state(self, a: int, cq: int, state: int, kind: int) -> None:
         t = self.awaitables[a]
@@ -206,17 +218,17 @@ class Replay:
         else:
             t.cq.awaitables.pop(a, None)
 
-    def later(self, cq: int, will: int, *_: int) -> None:
-        self.cqs[cq].later = bool(will)
+    def later(self, cq: int, engine: int, will: int, _: int) -> None:
+        self.engines[cq, engine].later = bool(will)
 
     def dispatched(self, cq: int, *_: int) -> None:
         self.cqs[cq].foreign = False
 
     def wake(self, a: int, cq: int, resumed: int, _: int) -> None:
         t = self.awaitables[a]
-        must(not resumed or not t.cq.turn, "one that is resumed at once overtakes nobody")
-        if t.asleep and t not in t.cq.turn:
-            t.cq.turn.append(t)
+        must(not resumed or not t.engine.turn, "one that is resumed at once overtakes nobody")
+        if t.asleep and t not in t.engine.turn:
+            t.engine.turn.append(t)
 
     def cancel(self, a: int, cq: int, state: int, _: int) -> None:
         t = self.awaitables[a]
@@ -226,8 +238,8 @@ class Replay:
 
     def goes_on(self, a: int, *_: int) -> None:
         t = self.awaitables[a]
-        if t in t.cq.turn:
-            t.cq.turn.remove(t)
+        if t in t.engine.turn:
+            t.engine.turn.remove(t)
         if t.asleep and not t.cancelled and t.state != DONE:
             t.asleep = False
             self.check(t.cq)
@@ -250,7 +262,7 @@ class Replay:
             not any(t.asleep for t in pending)
             or (c.known() >= needed and c.polled)
             or (bool(waits) and c.stash > 0)
-            or c.later
+            or c.engine.later
             or c.closing
             or c.foreign,
             "no task sleeps before its CQ was armed, and polled after that",

@@ -263,7 +263,7 @@ inline prepare(c, has_polled) { /* poll_until_safe(), then wake_first() */
             if
             :: !later[c] ->
                 later[c] = true;
-                printf("later %x 1 0 0\n", c);
+                printf("later %x 0 1 0\n", c);
                 ready ! POLL_AGAIN, c
             :: else
             fi;
@@ -580,7 +580,7 @@ step: /* run_step(): of task t, with the lock */
         :: !cancelled[t] && (state[t] == NEW || abandoned[t]) ->
             if
             :: state[t] == NEW ->
-                printf("new_awaitable %x %x %x 0\n", awaitable(t), c, core_kind(t))
+                printf("new_awaitable %x %x 0 %x\n", awaitable(t), c, core_kind(t))
             :: else
             fi;
             begin(t, c)
@@ -777,6 +777,7 @@ init {
         fi;
         place[2] = POSTED;
         printf("new_cq 0 %x 0 0\nnew_cq 1 %x 0 0\n", CHANNEL, CHANNEL);
+        printf("new_engine 0 0 0 0\nnew_engine 1 0 0 0\n");
         ready ! STEP, 0;
         ready ! STEP, 1;
         gil = false
