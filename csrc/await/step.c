@@ -64,7 +64,7 @@ void cqn_awaitable_give_up(cqn_awaitable *self)
 {
     cqn_engine *engine = (cqn_engine *)Py_NewRef((PyObject *)self->engine);
     PyObject *pending = cqn_take_exception();
-    if (self->pause == CQN_SLEPT) { /* no event woke it: one may be lost */
+    if (self->pause == CQN_SLEPT && !engine->closed) { /* no event woke it: one may be lost */
         engine->cq->armed = CQN_UNARMED;
         CQN_STEP(disarm, engine->cq, 0, 0, 0);
     }

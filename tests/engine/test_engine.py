@@ -237,6 +237,22 @@ async def test_a_closed_one_that_is_polled_leaves_those_who_wait_in_the_next_alo
         assert ids(await asyncio.wait_for(task, SECONDS)) == [0]
 
 
+async def test_the_next_one_need_not_arm_again_when_a_task_of_a_closed_one_is_cancelled(
+    lane: Lane,
+) -> None:
+    """What ended the task's sleep was no lost event."""
+    old = AsyncCQ(lane.cq)
+    task = await start(old.wait())
+    old.close()
+    task.cancel()
+    async with AsyncCQ(lane.cq) as new:
+        waiting = await start(new.wait())
+        assert task.cancelled()
+        assert lane.cq.stats.arms == 1
+        lane.send()
+        assert ids(await asyncio.wait_for(waiting, SECONDS)) == [0]
+
+
 async def test_counters_stay_what_they_were_when_it_is_closed(lane: Lane) -> None:
     old = AsyncCQ(lane.cq)
     lane.send()
