@@ -327,11 +327,18 @@ static bool claim(cqn_engine *self, const struct ibv_wc *wc, const cqn_wc_extra 
     return true;
 }
 
+/* Offers a completion that its task does not take to claims of the CQ's engine: after a close that
+ * is another one than the task's. */
+static bool claim_again(const cqn_cq *cq, const struct ibv_wc *wc, const cqn_wc_extra *extra)
+{
+    return cq->engine != NULL && claim(cq->engine, wc, extra);
+}
+
 /* Called when the task does not take its completion. */
 void cqn_engine_return_wc(cqn_engine *self, const struct ibv_wc *wc, const cqn_wc_extra *extra)
 {
     self->cq->stats.completions--;
-    if (!claim(self, wc, extra)) {
+    if (!claim_again(self->cq, wc, extra)) {
         cqn_stash_put_back(self->cq, wc, extra);
     }
 }
@@ -352,7 +359,7 @@ bool cqn_operation_offer(const cqn_awaitable *self, const struct ibv_wc *wc,
         self->engine->cq->stats.completions++;
         return true;
     }
-    return claim(self->engine, wc, extra);
+    return claim_again(self->engine->cq, wc, extra);
 }
 
 /* Called when the completion of an abandoned receive goes into the stash. A receive in the table

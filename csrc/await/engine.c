@@ -320,7 +320,8 @@ int cqn_engine_dispatch(cqn_cq *cq)
     return rc;
 }
 
-/* Called after a failed attempt to destroy the CQ, for example. */
+/* Called after a failed attempt to destroy the CQ, for example. Returns whether it has an
+ * engine. */
 bool cqn_engine_poll_again(cqn_cq *cq)
 {
     cqn_engine *self = cqn_engine_of(cq);

@@ -59,6 +59,18 @@ static void keep_report(cqn_engine *self, PyObject *error)
     }
 }
 
+/* What a task of a closed AsyncCQ gave back is for the next one, or for a thread that has armed the
+ * CQ and sleeps. */
+static void tell_others(cqn_cq *cq)
+{
+    if (!cqn_engine_poll_again(cq) && cq->armed != CQN_UNARMED && cqn_stash_len(cq) > 0 &&
+        cq->base.handle != NULL) {
+        cq->armed = CQN_UNARMED;
+        CQN_STEP(disarm, cq, 0, 0, 0);
+        cqn_cq_add_event(cq);
+    }
+}
+
 /* The task continues without its awaitable, because it was cancelled or failed. */
 void cqn_awaitable_give_up(cqn_awaitable *self)
 {
@@ -74,6 +86,9 @@ void cqn_awaitable_give_up(cqn_awaitable *self)
     cqn_awaitable_abandon(self);
     CQN_PLACE("give up");
     cqn_engine_update(engine);
+    if (engine->closed) {
+        tell_others(engine->cq);
+    }
     Py_DECREF(engine);
     cqn_put_exception(pending);
 }

@@ -138,6 +138,8 @@ PyObject *cqn_channel_read_event(cqn_channel *self, struct ibv_comp_channel *cha
  * before it is destroyed. */
 void cqn_channel_add_late(cqn_channel *channel, cqn_cq *cq);
 void cqn_channel_drop_late(cqn_channel *channel, const cqn_cq *cq);
+/* Adds an event of the core's own to the channel. */
+void cqn_cq_add_event(cqn_cq *self);
 
 /* Acknowledges n counted events, at most `unacked`. */
 void cqn_cq_ack(cqn_cq *cq, unsigned int n);

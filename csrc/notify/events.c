@@ -14,8 +14,9 @@
  *
  * An event that is read while another thread destroys its CQ is acknowledged at once, since that
  * thread waits for it. If destroying then fails, the event is late: it goes to a list of the
- * channel and is returned from there, acknowledged in advance. An event of the core's own, for a CQ
- * that was resized while a waiter slept, is returned the same way.
+ * channel and is returned from there, acknowledged in advance. An event of the core's own is
+ * returned the same way: a waiter slept when the CQ was resized, or when a task of a closed AsyncCQ
+ * gave back its completion.
  *
  * A CQ remembers for what it is armed, so it is not armed twice for one event. It forgets this
  * when one of its events is read, and when a wait on its channel ends without an event, since the
@@ -143,6 +144,13 @@ void cqn_channel_add_late(cqn_channel *self, cqn_cq *cq)
     cq->late_next = self->late;
     self->late = cq;
     cqn_wait_queue_wake(&self->wait_queue);
+}
+
+void cqn_cq_add_event(cqn_cq *self)
+{
+    if (self->late++ == 0) {
+        cqn_channel_add_late(self->channel, self);
+    }
 }
 
 void cqn_channel_drop_late(cqn_channel *self, const cqn_cq *cq)

@@ -392,8 +392,8 @@ static int arm_again(cqn_cq *self)
     }
     /* Creating an exception can run code that closes the CQ. */
     const bool raise = (rc < 0 || self->stash_len > 0) && self->base.handle != NULL;
-    if (raise && self->late++ == 0) {
-        cqn_channel_add_late(self->channel, self);
+    if (raise) {
+        cqn_cq_add_event(self);
     }
     CQN_STEP(resized, self, raise, 0, 0);
     cqn_decref_deferred(deferred);

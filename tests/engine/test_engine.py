@@ -21,6 +21,7 @@ from support import (
     number_of,
     start,
     tick,
+    waiting,
     wake,
 )
 
@@ -36,6 +37,7 @@ from cqnotify import (
     WCArray,
     WCExFlags,
     WCStatus,
+    WorkCompletion,
 )
 from cqnotify.aio import AsyncCQ
 
@@ -251,6 +253,42 @@ async def test_the_next_one_need_not_arm_again_when_a_task_of_a_closed_one_is_ca
         assert lane.cq.stats.arms == 1
         lane.send()
         assert ids(await asyncio.wait_for(waiting, SECONDS)) == [0]
+
+
+async def closed_with_a_completion(lane: Lane) -> asyncio.Task[WorkCompletion]:
+    """A task of a closed one, which has its completion, and is cancelled before it goes on."""
+    old = AsyncCQ(lane.cq)
+    task = await start(old.completion(0))
+    lane.send()
+    assert old.poll() == []
+    assert lane.cq.channel.get_event(timeout=0) is lane.cq
+    lane.cq.ack()
+    old.close()
+    task.cancel()
+    return task
+
+
+@pytest.mark.parametrize("call", ["wait", "completion"])
+async def test_what_a_task_of_a_closed_one_was_given_goes_to_those_who_wait_in_the_next(
+    lane: Lane, call: str
+) -> None:
+    task = await closed_with_a_completion(lane)
+    async with AsyncCQ(lane.cq) as new, asyncio.timeout(SECONDS):
+        got = await new.wait() if call == "wait" else [await new.completion(0)]
+        assert ids(got) == [0]
+        assert new.stats.wakeups == 1, "it slept"
+    assert task.cancelled()
+
+
+async def test_what_a_task_of_a_closed_one_was_given_wakes_a_thread(lane: Lane) -> None:
+    task = await closed_with_a_completion(lane)
+    lane.cq.req_notify()
+    assert lane.cq.poll() == []
+    with waiting(lane.cq.channel.get_event) as waiter:
+        await asyncio.wait([task])
+        assert waiter.join() is lane.cq
+    lane.cq.ack()
+    assert ids(lane.cq.poll()) == [0]
 
 
 async def test_counters_stay_what_they_were_when_it_is_closed(lane: Lane) -> None:
