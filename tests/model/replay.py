@@ -86,6 +86,7 @@ class Awaitable:
     state: int = NEW
     solicited: bool = False
     asleep: bool = False
+    yields: bool = False  # goes on in the next iteration of the loop
     cancelled: bool = False
 
 
@@ -240,14 +241,14 @@ class Replay:
         t = self.awaitables[a]
         if t in t.engine.turn:
             t.engine.turn.remove(t)
-        if t.asleep and not t.cancelled and t.state != DONE:
-            t.asleep = False
+        slept, t.asleep, t.yields = t.asleep, False, False
+        # one in wait() looks itself after the others, in case that somebody else took everything
+        if slept and not t.cancelled and t.state not in (WAITING, DONE):
             self.check(t.cq)
-        t.asleep = False
 
     def sleep(self, a: int, cq: int, slept: int, _: int) -> None:
         t = self.awaitables[a]
-        t.asleep = True
+        t.asleep, t.yields = True, not slept
         if slept:
             must(t.state in (QUEUED, POSTED, WAITING), "a task with a result does not sleep")
             self.check(t.cq)
@@ -261,7 +262,7 @@ class Replay:
         must(
             not any(t.asleep for t in pending)
             or (c.known() >= needed and c.polled)
-            or (bool(waits) and c.stash > 0)
+            or any(t.yields or t in c.engine.turn for t in waits)  # which then look themselves
             or c.engine.later
             or c.closing
             or c.foreign,
