@@ -89,6 +89,10 @@ class Awaitable:
     yields: bool = False  # goes on in the next iteration of the loop
     cancelled: bool = False
 
+    def looks(self) -> bool:
+        """Whether its step runs, or will."""
+        return not self.asleep or self.yields or self in self.engine.turn
+
 
 @dataclass
 class Queue:
@@ -262,7 +266,7 @@ class Replay:
         must(
             not any(t.asleep for t in pending)
             or (c.known() >= needed and c.polled)
-            or any(t.yields or t in c.engine.turn for t in waits)  # which then look themselves
+            or any(t.looks() for t in waits)
             or c.engine.later
             or c.closing
             or c.foreign,
