@@ -453,6 +453,29 @@ def operations_are_cancelled(chance: random.Random) -> None:
 # ---- what is closed --------------------------------------------------------------------------
 
 
+def another_one_takes_over(chance: random.Random) -> None:
+    """After a close the CQ has another AsyncCQ. Its tasks get what those of the first did not take,
+    who are cancelled."""
+    w = World()
+    w.receive(4)
+
+    async def main() -> None:
+        first = w.acq
+        tasks = [asyncio.create_task(w.claim(i)) for i in (0, 1)]
+        for _ in range(chance.randrange(4)):
+            await asyncio.sleep(0)
+        w.got.extend(wc.wr_id for wc in first.poll())
+        first.close()
+        for task in tasks:
+            task.cancel()
+        w.acq = AsyncCQ(w.cq)
+        await w.take_all()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    run_beside(w, chance, main(), w.send_all)
+    w.check()
+
+
 async def ended(
     tasks: list[Coroutine[Any, Any, Any]], ends: tuple[type[BaseException], ...]
 ) -> None:
@@ -613,6 +636,7 @@ PROGRAMS = (
     tasks_are_cancelled,
     waits_time_out,
     operations_are_cancelled,
+    another_one_takes_over,
     everything_is_closed,
     a_queue_is_left,
     two_loops,
