@@ -19,7 +19,6 @@
 #define LINE 128 /* bytes, at most */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_once_t once = PTHREAD_ONCE_INIT;
 static const char *prefix;
 static int fd = -1;
 static size_t used;
@@ -68,11 +67,13 @@ static void in_child(void)
     pthread_mutex_unlock(&lock);
 }
 
-static void begin(void)
+/* Opens the file before a test counts its process' descriptors. */
+__attribute__((constructor)) static void begin(void)
 {
     prefix = getenv("CQNOTIFY_STEPS");
     if (prefix != NULL) {
         pthread_atfork(before_fork, after_fork, in_child);
+        open_file();
     }
 }
 
@@ -86,7 +87,7 @@ __attribute__((destructor)) static void end(void)
 static void write_line(const char *name, const void *object, intptr_t a, intptr_t b, intptr_t c)
 {
     pthread_mutex_lock(&lock);
-    if (fd < 0) {
+    if (fd < 0) { /* a forked child */
         open_file();
     }
     if (used > sizeof(buffer) - LINE) {
@@ -100,7 +101,6 @@ static void write_line(const char *name, const void *object, intptr_t a, intptr_
 
 void cqn_step(const char *name, const void *object, intptr_t a, intptr_t b, intptr_t c)
 {
-    pthread_once(&once, begin);
     if (prefix != NULL) {
         write_line(name, object, a, b, c);
     }

@@ -327,16 +327,17 @@ def replay(lines: Iterable[str]) -> int:
 
 
 def main(paths: list[str]) -> int:
-    failed = 0
-    steps = 0
+    processes = failed = steps = 0
     for path in paths:
         with Path(path).open() as file:
             try:
-                steps += replay(file)
+                n = replay(file)
+                processes += n > 0
+                steps += n
             except RefusedError as refused:
                 failed += 1
                 print(f"{path}: {refused}")
-    print(f"{len(paths)} processes, {steps} steps, {failed} refused")
+    print(f"{processes} processes, {steps} steps, {failed} refused")
     return failed > 0 or steps == 0
 
 
