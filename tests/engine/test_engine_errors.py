@@ -102,6 +102,17 @@ async def test_what_the_device_refuses_later_has_its_errno_and_verb(
         task.exception()
 
 
+@pytest.mark.link(recv=True)
+async def test_of_two_failures_before_the_task_goes_on_it_gets_the_first(
+    acq: AsyncCQ, link: Link
+) -> None:
+    task = await start(acq.recv(link.qp, link.into))
+    acq._notify(OSError("the first"))
+    acq._notify(OSError("the second"))
+    with pytest.raises(OSError, match="the first"):
+        await task
+
+
 # ---- completion() ---------------------------------------------------------------------------
 
 
