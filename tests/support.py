@@ -47,6 +47,7 @@ from cqnotify import (
     MR,
     PD,
     QP,
+    SRQ,
     AccessFlags,
     AsyncEvent,
     AsyncEventType,
@@ -123,6 +124,14 @@ class Endpoint(testing.Endpoint):
 
 
 Pair = tuple[Endpoint, Endpoint]
+
+
+def connected_by_srq(ctx: Context) -> tuple[Endpoint, Endpoint, SRQ]:
+    """Two ends, of which the first receives from the SRQ."""
+    pd = PD(ctx)
+    srq = SRQ(pd, 16)
+    a, b = connect(Endpoint(ctx, QPType.RC, pd=pd, srq=srq), Endpoint(ctx, QPType.RC))
+    return a, b, srq
 
 
 def send(pair: Pair, wr_ids: Iterable[int] = (0,), flags: SendFlags = SendFlags.SIGNALED) -> None:

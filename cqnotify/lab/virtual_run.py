@@ -104,14 +104,11 @@ class Run:
         """Each command has ended, and no host that is off is to be restarted."""
         if self.end is not None and self.now >= self.end:
             return True
-        coming = {
-            hosts[0]
+        if any(host.status is None for host in cluster.hosts.values()):
+            return False
+        return not any(
+            action == "restart" and instant > self.now and not cluster.hosts[hosts[0]].alive
             for instant, action, hosts in plan
-            if action == "restart" and instant > self.now
-        }
-        return all(
-            host.status is not None and (host.alive or host.number not in coming)
-            for host in cluster.hosts.values()
         )
 
     def hear(self, instant: int, host: int, kind: str, data: bytes) -> None:

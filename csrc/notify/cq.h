@@ -99,7 +99,7 @@ struct cqn_cq {
     unsigned int unacked;    /* events read but not acknowledged */
     unsigned int prepaid;    /* of those: acknowledged in advance */
     unsigned int dispatched; /* of those: read for the engine */
-    unsigned int late;       /* events that arrived while it was being destroyed */
+    unsigned int late;       /* events that arrived while it was being destroyed, or of the core */
     cqn_cq *late_next;
     bool event_unpolled;   /* an event was read, and no poll followed */
     bool marked;           /* used while affected CQs are collected */

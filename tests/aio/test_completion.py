@@ -14,6 +14,7 @@ from support import (
     anext_of,
     cancel,
     connect,
+    connected_by_srq,
     eventually,
     ids,
     start,
@@ -149,11 +150,7 @@ async def test_completion_refuses_a_qp_whose_completions_never_come(
 async def test_the_completions_of_an_srq_are_awaited_and_its_receives_are_posted_there(
     ctx: Context,
 ) -> None:
-    a, b = Endpoint(ctx, QPType.RC), Endpoint(ctx, QPType.RC)
-    srq = SRQ(a.pd, 8)
-    a.qp.close()
-    a.qp = QP(a.pd, QPType.RC, send_cq=a.scq, recv_cq=a.rcq, srq=srq)
-    connect(a, b)
+    a, b, srq = connected_by_srq(ctx)
     async with AsyncCQ(a.rcq) as acq, AsyncCQ(a.scq) as sent:
         with pytest.raises(TypeError, match="qp must be a QP, not an SRQ"):
             await acq.recv(srq, a.mr[0:64])  # type: ignore[arg-type]
@@ -174,11 +171,7 @@ async def test_the_completions_of_an_srq_are_awaited_and_its_receives_are_posted
 async def test_a_send_of_a_qp_whose_receive_from_an_srq_has_failed_is_refused(
     ctx: Context,
 ) -> None:
-    a, b = Endpoint(ctx, QPType.RC), Endpoint(ctx, QPType.RC)
-    srq = SRQ(a.pd, 8)
-    a.qp.close()
-    a.qp = QP(a.pd, QPType.RC, send_cq=a.scq, recv_cq=a.rcq, srq=srq)
-    connect(a, b)
+    a, b, srq = connected_by_srq(ctx)
     async with AsyncCQ(a.rcq) as acq, AsyncCQ(a.scq) as sent:
         b.qp.post_recv(b.mr[0:8])
         assert (await sent.send(a.qp, a.mr[0:8])).ok

@@ -248,11 +248,11 @@ async def test_the_next_one_need_not_arm_again_when_a_task_of_a_closed_one_is_ca
     old.close()
     task.cancel()
     async with AsyncCQ(lane.cq) as new:
-        waiting = await start(new.wait())
+        sleeper = await start(new.wait())
         assert task.cancelled()
         assert lane.cq.stats.arms == 1
         lane.send()
-        assert ids(await asyncio.wait_for(waiting, SECONDS)) == [0]
+        assert ids(await asyncio.wait_for(sleeper, SECONDS)) == [0]
 
 
 async def closed_with_a_completion(lane: Lane) -> asyncio.Task[WorkCompletion]:

@@ -246,7 +246,7 @@ class Replay:
         if t in t.engine.turn:
             t.engine.turn.remove(t)
         slept, t.asleep, t.yields = t.asleep, False, False
-        # one in wait() looks itself after the others, in case that somebody else took everything
+        # a task in wait() looks again before it sleeps: another may have taken everything
         if slept and not t.cancelled and t.state not in (WAITING, DONE):
             self.check(t.cq)
 

@@ -454,8 +454,8 @@ def operations_are_cancelled(chance: random.Random) -> None:
 
 
 def another_one_takes_over(chance: random.Random) -> None:
-    """After a close the CQ has another AsyncCQ. Its tasks get what those of the first did not take,
-    who are cancelled."""
+    """After a close the CQ has another AsyncCQ, whose tasks get what the cancelled tasks of the
+    first did not take."""
     w = World()
     w.receive(4)
 

@@ -18,6 +18,7 @@ from support import (
     Link,
     Pair,
     connect,
+    connected_by_srq,
     outstanding,
     wait_completions,
     wait_one,
@@ -28,7 +29,6 @@ from cqnotify import (
     MR,
     PD,
     QP,
-    SRQ,
     BusyError,
     ClosedError,
     Context,
@@ -354,10 +354,7 @@ def test_a_single_request_that_is_refused_is_named_and_nothing_is_lost(
 
 
 def test_an_srq_takes_the_same_forms(ctx: Context) -> None:
-    b = Endpoint(ctx, QPType.RC)
-    srq = SRQ(b.pd, 16)
-    b.qp = QP(b.pd, QPType.RC, send_cq=b.scq, recv_cq=b.rcq, srq=srq)
-    a, _ = connect(Endpoint(ctx, QPType.RC), b)
+    b, a, srq = connected_by_srq(ctx)
     one = RecvWR(b.mr[0:8], wr_id=7)
     srq.post_recv(one)
     srq.post_recv([RecvWR(b.mr[8 * i : 8 * i + 8], wr_id=i) for i in range(3)])
