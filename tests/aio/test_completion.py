@@ -22,7 +22,7 @@ from support import (
     tick,
 )
 
-from cqnotify import QP, SRQ, ClosedError, Context, QPType, VerbsError
+from cqnotify import QP, SRQ, AsyncEventError, ClosedError, Context, QPType, VerbsError
 from cqnotify.aio import AsyncCQ
 
 pytestmark = pytest.mark.link(recv=True)
@@ -179,5 +179,6 @@ async def test_a_send_of_a_qp_whose_receive_from_an_srq_has_failed_is_refused(
         short = await start(acq.completion(1))
         b.qp.post_send(b.mr[0:8])
         assert not (await short).ok
-        with pytest.raises(VerbsError, match="is in ERR"):
+        # Soft-iWARP reports the failure as well, and the report is what the task is told.
+        with pytest.raises((VerbsError, AsyncEventError), match="is in ERR|reports QP_FATAL"):
             await sent.send(a.qp, a.mr[0:8])
