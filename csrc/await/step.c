@@ -65,8 +65,7 @@ static void tell_others(cqn_cq *cq)
 {
     if (!cqn_engine_poll_again(cq) && cq->armed != CQN_UNARMED && cqn_stash_len(cq) > 0 &&
         cq->base.handle != NULL) {
-        cq->armed = CQN_UNARMED;
-        CQN_STEP(disarm, cq, 0, 0, 0);
+        cqn_cq_forget_arming(cq);
         cqn_cq_add_event(cq);
     }
 }
@@ -77,8 +76,7 @@ void cqn_awaitable_give_up(cqn_awaitable *self)
     cqn_engine *engine = (cqn_engine *)Py_NewRef((PyObject *)self->engine);
     PyObject *pending = cqn_take_exception();
     if (self->pause == CQN_SLEPT && !engine->closed) { /* no event woke it: one may be lost */
-        engine->cq->armed = CQN_UNARMED;
-        CQN_STEP(disarm, engine->cq, 0, 0, 0);
+        cqn_cq_forget_arming(engine->cq);
     }
     if (self->state == CQN_FAILED && self->error != NULL) {
         keep_report(engine, self->error);

@@ -158,6 +158,9 @@ bool cqn_cq_is_armed(const cqn_cq *cq, bool solicited_only);
 /* Arms a CQ that has a channel. Returns -1 with an exception. */
 int cqn_cq_arm(cqn_cq *cq, bool solicited_only);
 
+/* From now on the CQ is not known to be armed. */
+void cqn_cq_forget_arming(cqn_cq *cq);
+
 /* Whether the device is Soft-RoCE. */
 static inline bool cqn_is_rxe(const cqn_object *self)
 {

@@ -198,3 +198,9 @@ int cqn_cq_arm(cqn_cq *self, bool solicited_only)
     CQN_STEP(arm, self, solicited_only, any, self->channel);
     return 0;
 }
+
+void cqn_cq_forget_arming(cqn_cq *self)
+{
+    self->armed = CQN_UNARMED;
+    CQN_STEP(disarm, self, 0, 0, 0);
+}

@@ -35,8 +35,7 @@ static void cq_destroy_failed(cqn_object *op)
     const bool late = self->late > 0;
     CQN_STEP(closing, self, 0, 0, 0);
     if (late) {
-        self->armed = CQN_UNARMED;
-        CQN_STEP(disarm, self, 0, 0, 0);
+        cqn_cq_forget_arming(self);
     }
     if (cqn_engine_poll_again(self)) {
         self->late = 0;
@@ -380,8 +379,7 @@ static PyObject *cq_ack(PyObject *op, PyObject *const *args, Py_ssize_t nargs, P
 static int arm_again(cqn_cq *self)
 {
     const cqn_armed armed = self->armed;
-    self->armed = CQN_UNARMED;
-    CQN_STEP(disarm, self, 0, 0, 0);
+    cqn_cq_forget_arming(self);
     if (armed == CQN_UNARMED || cqn_engine_poll_again(self)) {
         return 0;
     }
