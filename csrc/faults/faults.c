@@ -14,6 +14,7 @@ typedef struct {
 } countdown;
 
 static countdown calls, allocations;
+static char counted[32]; /* the only calls that are counted; empty: all */
 static atomic_int error;
 static atomic_bool hold; /* the failing call waits until this is false, if made without the GIL */
 static atomic_bool minus_1; /* a failing post reports only errno */
@@ -97,7 +98,7 @@ bool cqn_fault(const char *call)
     if (PyGILState_Check() && before != NULL && strcmp(call, before_name) == 0) {
         run_before();
     }
-    if (!is_its_turn(&calls, call)) {
+    if ((counted[0] != '\0' && strcmp(call, counted) != 0) || !is_its_turn(&calls, call)) {
         return false;
     }
     while (atomic_load(&hold) && !PyGILState_Check()) {
@@ -245,9 +246,11 @@ PyObject *cqn_fail_call(PyObject *Py_UNUSED(module), PyObject *args)
 {
     long n;
     int err = ENOMEM, is_held = 0, is_minus_1 = 0;
-    if (!PyArg_ParseTuple(args, "l|ipp:fail_call", &n, &err, &is_held, &is_minus_1)) {
+    const char *name = "";
+    if (!PyArg_ParseTuple(args, "l|ipps:fail_call", &n, &err, &is_held, &is_minus_1, &name)) {
         return NULL;
     }
+    snprintf(counted, sizeof(counted), "%s", name);
     atomic_store(&hold, is_held);
     atomic_store(&minus_1, is_minus_1);
     if (n > 0) {

@@ -8,8 +8,8 @@
 
 static PyMethodDef fault_methods[] = {
     {"fail_call", cqn_fail_call, METH_VARARGS,
-     "fail_call(n, errno=ENOMEM, hold=False, minus_1=False): the n-th call from now fails; 0: "
-     "none. "
+     "fail_call(n, errno=ENOMEM, hold=False, minus_1=False, name=''): the n-th call from now "
+     "fails, or the n-th one of that name; 0: none. "
      "With hold it does not return before the next fail_call(), where that call releases the GIL; "
      "a "
      "post, which does not, is refused and carried out. With minus_1 a post returns -1."},

@@ -99,6 +99,7 @@ def test_a_cq_closes_however_an_event_of_ours_and_one_of_the_device_are_acknowle
     keep the CQ from closing for ever."""
     deaf.rcq.resize(100)
     assert deaf.channel.get_event(timeout=DEADLINE) is deaf.rcq
+    assert deaf.channel.try_get_event() is None
     assert len(deaf.rcq.poll()) == 1
     if acked in ("one by one", "the first"):
         deaf.rcq.ack()
