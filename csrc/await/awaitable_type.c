@@ -81,7 +81,7 @@ static void awaitable_finalize(PyObject *op)
     CQN_LOCKED;
     cqn_awaitable *self = (cqn_awaitable *)op;
     self->finalized = true; /* Python finalizes an object only once */
-    if (self->state == CQN_DONE || self->engine == NULL || cqn_awaitable_is_abandoned(self)) {
+    if (self->state == CQN_DONE || cqn_awaitable_is_abandoned(self)) {
         return;
     }
     PyObject *pending = cqn_take_exception();
@@ -155,7 +155,7 @@ static void awaitable_dealloc(PyObject *op)
         return;
     }
     Py_TRASHCAN_BEGIN(op, awaitable_dealloc);
-    cqn_state *st = self->engine != NULL ? self->engine->state : cqn_state_of(type);
+    cqn_state *st = self->engine->state;
     if (cqn_awaitable_is_listed(self)) { /* a task began it after its finalizer ran */
         cqn_awaitable_drop(self);
     }

@@ -462,13 +462,13 @@ static int wait_until(const selector *self, int64_t deadline, struct epoll_event
         }
         Py_BEGIN_ALLOW_THREADS
             n = epoll_wait(epoll_fd, events, EVENTS, ms);
-            err = errno;
+            err = n < 0 ? errno : 0;
         Py_END_ALLOW_THREADS
-        if (n < 0 && err == EINTR) {
+        if (err == EINTR) {
             CQN_UNLOCKED(rc = PyErr_CheckSignals());
         }
-    } while (n < 0 && err == EINTR && rc == 0);
-    if (n < 0 && rc == 0) {
+    } while (err == EINTR && rc == 0);
+    if (err != 0 && rc == 0) {
         errno = err;
         PyErr_SetFromErrno(PyExc_OSError);
     }

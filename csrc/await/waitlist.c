@@ -95,7 +95,6 @@ void cqn_table_remove(cqn_table *table, cqn_awaitable *awaitable)
 void cqn_table_free(cqn_table *table)
 {
     PyMem_Free(table->waitlists);
-    *table = (cqn_table){NULL, 0, 0};
 }
 
 /* ---- claims ---- */

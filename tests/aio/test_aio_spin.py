@@ -161,6 +161,42 @@ async def test_no_task_spins_while_others_are_ready(spinning: AsyncCQ, link: Lin
         assert (spinning.stats.spins, spinning.stats.wakeups) == (0, n)
 
 
+@pytest.mark.parametrize("comes", ["a message", "a close"])
+def test_what_comes_as_the_loop_is_asked_who_is_ready_ends_the_spin_before_it_begins(
+    spinning: AsyncCQ, link: Link, comes: str
+) -> None:
+    asked: list[str] = []
+
+    class TellingLoop(asyncio.SelectorEventLoop):
+        @property
+        def _ready(self) -> Any:
+            if link.qp.outstanding_recvs == 1 and not asked:
+                asked.append(comes)
+                if comes == "a message":
+                    link.bring()
+                    assert spinning.poll() == []  # it is the task's
+                else:
+                    spinning.close()
+            return self.queue
+
+        @_ready.setter
+        def _ready(self, queue: Any) -> None:
+            self.queue = queue
+
+    async def receive() -> None:
+        if comes == "a message":
+            assert (await spinning.recv(link.qp, None)).ok
+        else:
+            with pytest.raises(ClosedError):
+                await spinning.recv(link.qp, None)
+
+    loop = TellingLoop()
+    loop.run_until_complete(receive())
+    loop.close()
+    assert asked == [comes]
+    assert spinning.stats.spins == 0
+
+
 @pytest.mark.parametrize("spin", [0.0001, 0.001])
 async def test_what_all_tasks_spin_in_one_iteration_is_limited(link: Link, spin: float) -> None:
     """After 200 us none begins."""

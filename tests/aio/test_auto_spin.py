@@ -38,6 +38,29 @@ print(json.dumps(spun))
 """
 
 
+WAITS = """
+import asyncio, json
+from benchmarks.endpoints import Loopback
+from cqnotify.aio import AsyncCQ
+
+async def waits():
+    async with AsyncCQ(Loopback().cq, spin="auto") as acq:
+        spun = []
+        for _ in range(100):
+            before = acq.stats.spins
+            task = asyncio.ensure_future(acq.wait())
+            await asyncio.wait([task], timeout=0.001)  # nothing is ready when it may spin
+            spun.append(acq.stats.spins > before)
+            task.cancel()
+            await asyncio.wait([task])
+    polls = acq.cq._spin[2]
+    assert acq.cq.poll(spin="auto") == []
+    return spun, acq.cq._spin[2] > polls
+
+print(json.dumps(asyncio.run(waits())))
+"""
+
+
 @pytest.fixture(scope="module")
 def fake_verbs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     library = tmp_path_factory.mktemp("fake_verbs") / "fake_verbs.so"
@@ -79,3 +102,14 @@ def test_polls_that_find_nothing_soon_do_not_spin(fake_verbs: Path) -> None:
     assert sum(spun) <= 4 + 4
     assert sum(spun[300:]) <= 1
     assert not any(run(fake_verbs, EMPTY, cpus=1))
+
+
+def test_waits_that_find_nothing_soon_do_not_spin(fake_verbs: Path) -> None:
+    """Nor do polls then, since both are for what a peer does."""
+    spun, polls_spin = run(fake_verbs, WAITS, cpus=2)
+    assert spun[:4] == [True] * 4  # as long as nothing is known
+    assert sum(spun) <= 4 + 3
+    assert not polls_spin
+    spun, polls_spin = run(fake_verbs, WAITS, cpus=1)
+    assert not any(spun)
+    assert not polls_spin

@@ -203,13 +203,18 @@ def test_one_that_is_forgotten_unclosed_leaves_its_cq(lane: Lane) -> None:
     lane.send(3)
     assert ids(acq.poll(1)) == [0]
     heard: list[int] = []
-    gone = weakref.ref(acq, lambda _: heard.extend(ids(lane.cq.poll(1))))
+    following: list[AsyncCQ] = []
+
+    def forgotten(_: object) -> None:
+        heard.extend(ids(lane.cq.poll(1)))
+        following.append(AsyncCQ(lane.cq))
+
+    gone = weakref.ref(acq, forgotten)
     del acq
     gc.collect()
     assert gone() is None
     assert heard == [1]
-    assert ids(lane.cq.poll()) == [2]
-    AsyncCQ(lane.cq).close()
+    assert ids(following.pop().poll()) == [2]
 
 
 def test_a_cycle_of_both_is_collected(ctx: Context, channel: CompletionChannel) -> None:

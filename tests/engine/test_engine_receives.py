@@ -56,6 +56,14 @@ async def abandon(acq: AsyncCQ, link: Link, sg: Any, wr_id: int | None = None) -
     assert link.qp.outstanding_recvs == posted + 1
 
 
+async def test_one_whose_task_gave_up_shows_that(acq: AsyncCQ, link: Link) -> None:
+    call = acq.recv(link.qp, link.into)
+    task = await start(call)
+    assert repr(call).endswith(", posted>")
+    await cancel(task)
+    assert repr(call).endswith(", abandoned>")
+
+
 @pytest.mark.link(max_recv_wr=4, recv=True)
 async def test_many_that_time_out_do_not_fill_the_queue(
     acq: AsyncCQ, link: Link, memory: Memory
