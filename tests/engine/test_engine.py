@@ -296,6 +296,30 @@ async def test_what_a_task_of_a_closed_one_was_given_wakes_a_thread(lane: Lane) 
     assert ids(lane.cq.poll()) == [0]
 
 
+async def test_what_a_task_of_a_closed_one_was_given_raises_no_event_for_which_nobody_armed(
+    lane: Lane,
+) -> None:
+    task = await closed_with_a_completion(lane)
+    await asyncio.wait([task])
+    assert lane.cq.channel.try_get_event() is None
+    assert ids(lane.cq.poll()) == [0]
+
+
+async def test_what_its_tasks_have_left_becomes_rows_without_gaps(lane: Lane) -> None:
+    """And what comes then goes to where those were."""
+    async with AsyncCQ(lane.cq) as acq:
+        lane.send(5)
+        assert (await acq.completion(2)).ok
+        assert ids(acq.poll(1)) == [0]
+    rows = WCArray(2)
+    assert lane.cq.poll_into(rows) == 2
+    assert ids(list(rows)) == [1, 3]
+    lane.send(2)
+    rows = WCArray(8)
+    assert lane.cq.poll_into(rows) == 3
+    assert ids(list(rows)) == [4, 5, 6]
+
+
 async def test_counters_stay_what_they_were_when_it_is_closed(lane: Lane) -> None:
     old = AsyncCQ(lane.cq)
     lane.send()

@@ -850,6 +850,25 @@ async def test_a_tag_stays_with_its_completion_when_others_are_put_before_it(
         assert [wc.wr_id for wc in acq.poll()] == [4, 3]
 
 
+async def test_further_fields_stay_with_their_completion_when_the_one_before_it_is_taken(
+    able: Context, pd: PD
+) -> None:
+    cq = CQ(able, 16, channel=CompletionChannel(able), wc_flags=WCExFlags.FLOW_TAG)
+    qp = QP(pd, QPType.RC, send_cq=CQ(able, 16), recv_cq=cq)
+    qp.connect(qp.address())
+    sent: list[WorkCompletion] = []
+    async with AsyncCQ(cq) as acq:
+        claimed = await start(acq.completion(1))
+        for wr_id in (1, 2):
+            qp.post_recv(None, wr_id=wr_id)
+            qp.post_send(None)
+        until(lambda: sent.extend(qp.send_cq.poll()) or len(sent) == 2, "both are sent")
+        (other,) = acq.poll()
+        taken = await claimed
+    assert (taken.wr_id, other.wr_id) == (1, 2)
+    assert taken.flow_tag != other.flow_tag, "the device gives each one its own"
+
+
 def completion(pd: PD, cq: CQ, device_id: int, *more: int) -> WorkCompletion:
     """The same, with the opcode, flags, tag and private data that it is to have."""
     core.fake_complete(pd, cq, device_id, *more)

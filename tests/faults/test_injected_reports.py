@@ -117,6 +117,19 @@ def test_each_failure_ends_the_waits_that_it_concerns_and_no_others(
         w.channel.get_event(timeout=0)
 
 
+@pytest.mark.parametrize("first", ["its own", "the other's"])
+def test_of_two_failures_a_wait_is_told_the_one_that_concerns_it(w: World, first: str) -> None:
+    channel = CompletionChannel(w.ctx)
+    qp = QP(w.pd, QPType.RC, send_cq=CQ(w.ctx, 4, channel=channel))
+    for each in (w.qp, qp) if first == "its own" else (qp, w.qp):
+        inject(w, AsyncEventType.QP_FATAL, each)  # this thread knows both, another one neither
+    with pytest.raises(AsyncEventError) as e:
+        Waiter(lambda: w.channel.get_event(timeout=0)).join()
+    assert e.value.event.qp is w.qp
+    with pytest.raises(TimeoutError):
+        Waiter(lambda: w.channel.get_event(timeout=0)).join()
+
+
 @pytest.mark.parametrize("event_type", TRANSIENT, ids=lambda t: t.name)
 def test_a_failure_that_may_pass_ends_only_the_waits_of_channels_that_ask_for_it(
     w: World, event_type: AsyncEventType
