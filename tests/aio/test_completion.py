@@ -171,15 +171,16 @@ async def test_the_completions_of_an_srq_are_awaited_and_its_receives_are_posted
 async def test_a_send_of_a_qp_whose_receive_from_an_srq_has_failed_is_refused(
     ctx: Context,
 ) -> None:
+    other = Endpoint(ctx, QPType.RC)  # made before them, and in no error
     a, b, srq = connected_by_srq(ctx)
-    with QP(a.pd, QPType.RC, send_cq=a.scq):  # another one, of which the SRQ says nothing
-        async with AsyncCQ(a.rcq) as acq, AsyncCQ(a.scq) as sent:
-            b.qp.post_recv(b.mr[0:8])
-            assert (await sent.send(a.qp, a.mr[0:8])).ok
-            srq.post_recv(a.mr[0:4], wr_id=1)
-            short = await start(acq.completion(1))
-            b.qp.post_send(b.mr[0:8])
-            assert not (await short).ok
-            # Soft-iWARP reports the failure as well, and the report is what the task is told.
-            with pytest.raises((VerbsError, AsyncEventError), match="is in ERR|reports QP_FATAL"):
-                await sent.send(a.qp, a.mr[0:8])
+    async with AsyncCQ(a.rcq) as acq, AsyncCQ(a.scq) as sent:
+        b.qp.post_recv(b.mr[0:8])
+        assert (await sent.send(a.qp, a.mr[0:8])).ok
+        srq.post_recv(a.mr[0:4], wr_id=1)
+        short = await start(acq.completion(1))
+        b.qp.post_send(b.mr[0:8])
+        assert not (await short).ok
+        # Soft-iWARP reports the failure as well, and the report is what the task is told.
+        with pytest.raises((VerbsError, AsyncEventError), match="is in ERR|reports QP_FATAL"):
+            await sent.send(a.qp, a.mr[0:8])
+    other.close()
