@@ -376,5 +376,7 @@ async def test_one_that_is_over_can_be_part_of_a_cycle(acq: AsyncCQ, link: Link)
         assert number_of(await received) == imm
         cycle: list[object] = [call]
         cycle.append(cycle)
-        del call, received, cycle
+        del call, received
+        await tick()  # the loop holds the task until then
+        del cycle
         gc.collect()

@@ -622,8 +622,8 @@ def run_all(
     began: float,
 ) -> int:
     paths = options.tests or [f"tests/{folder}" for folder in TESTS]
-    # The C library ends a process that frees memory twice.
-    words = ["env", "PYTHONMALLOC=malloc", "python", "-m", "pytest"]
+    # Python then ends a process that frees memory twice.
+    words = ["env", "PYTHONMALLOC=debug", "python", "-m", "pytest"]
     words += ["-p", "tests.lab.mutants_guest", "-p", "no:cacheprovider"]
     words += ["-o", "faulthandler_timeout=86400", "--rdma-required", "-q", *paths]
     words += [f"--deselect={test}" for test in LEFT_OUT]

@@ -143,8 +143,10 @@ class Source:
 
 
 def is_of_other_builds(node: Node) -> bool:
-    """Code for a Python without a GIL."""
-    return node.type.startswith("preproc_if") and "Py_GIL_DISABLED" in text(node).split("\n")[0]
+    """Code for a Python without a GIL, or for one of several processors."""
+    if not node.type.startswith("preproc_if"):
+        return False
+    return re.match(r".*(Py_GIL_DISABLED|defined\(__)", text(node)) is not None
 
 
 # ---- generated mutants ------------------------------------------------------------------------

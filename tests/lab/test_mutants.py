@@ -18,6 +18,9 @@ FUNCTION = """\
 static int f(const int *Py_UNUSED(unused), int a)
 {
     assert(a > 0);
+#if defined(__x86_64__) || defined(__i386__)
+    pause(a);
+#endif
     if (a < 3) {
         a = g(a);
     }
@@ -89,7 +92,7 @@ def test_what_only_checks_or_shows_is_not_changed(tree: Path) -> None:
     diffs = [mutant.diff for mutant in mutants_of(read(tree, "csrc/f.c"))]
     assert ("- if (a < 3) {", "+ if (a <= 3) {") in diffs
     assert ("- a = g(a);", "+ ;") in diffs
-    assert not [diff for diff in diffs if "assert" in diff[0]]
+    assert not [diff for diff in diffs if "assert" in diff[0] or "pause" in diff[0]]
 
 
 def test_a_planted_source_has_a_copy_of_the_function_and_a_mark(tree: Path) -> None:
