@@ -84,7 +84,7 @@ def test_each_call_of_rdma_cm_fails_once(ctx: Context, error: int) -> None:
     gc.collect()
     files, handles, objects = open_files(), core.live_handles(), objects_of_cm()
 
-    def fails(n: int, only: str = "") -> str | None:
+    def fail_nth(n: int, only: str = "") -> str | None:
         exception = run(ctx.name, host, n, error, only)
         call: str | None = run.call  # type: ignore[attr-defined]
         if call is not None and call.startswith("rdma_"):
@@ -98,7 +98,7 @@ def test_each_call_of_rdma_cm_fails_once(ctx: Context, error: int) -> None:
         assert objects_of_cm() == objects, (n, call)
         return call
 
-    seen = {fails(n) for n in range(1, 120)}
-    # How often a look finds no event differs from run to run, so that can miss a call.
+    seen = {fail_nth(n) for n in range(1, 120)}
+    # How often a look finds no event differs from run to run, so this pass can miss a call.
     for call in CALLS - seen:
-        assert fails(1, call) == call
+        assert fail_nth(1, call) == call

@@ -57,7 +57,7 @@ def test_each_call_fails_once(ctx: Context, error: int) -> None:
     run(lambda: None)
     handles, files, objects = core.live_handles(), open_files(), held_objects()
 
-    def fails(n: int, only: str = "") -> str | None:
+    def fail_nth(n: int, only: str = "") -> str | None:
         """The n-th call, or the n-th one of that name; None if there are fewer."""
         exception = run(lambda: core.fail_call(n, error, False, False, only))
         call: str | None = core.failed()
@@ -86,11 +86,11 @@ def test_each_call_fails_once(ctx: Context, error: int) -> None:
 
     seen = set()
     n = 1
-    while (call := fails(n)) is not None:
+    while (call := fail_nth(n)) is not None:
         seen.add(call)
         n += 1
     # How often a run polls before something arrives differs, and so does which call is the n-th,
-    # so that can miss a call.
+    # so this pass can miss a call.
     for call in EACH_CALL - seen:
-        assert fails(1, call) == call
+        assert fail_nth(1, call) == call
     assert run(lambda: None) is None

@@ -121,7 +121,7 @@ def test_each_call_of_messages_fails_once(ctx: Context) -> None:
     assert run(host, 0, 0) == (None, None)
     before = left()
 
-    def fails(n: int, only: str = "") -> str | None:
+    def fail_nth(n: int, only: str = "") -> str | None:
         call, failure = run(host, n, (errno.ENOMEM, errno.EIO)[n // STEP % 2], only)
         assert call is not None or failure is None
         what = f"{n}: {call}, {failure!r}"
@@ -131,13 +131,13 @@ def test_each_call_of_messages_fails_once(ctx: Context) -> None:
 
     seen = set()
     n = 1
-    while (call := fails(n)) is not None:
+    while (call := fail_nth(n)) is not None:
         seen.add(call)
         n += STEP
     # How often a look finds nothing differs from run to run, and so does which call is the n-th,
-    # so that can miss a call.
+    # so this pass can miss a call.
     for call in CALLS - seen:
-        assert fails(1, call) == call
+        assert fail_nth(1, call) == call
 
 
 async def test_a_look_for_credits_that_fails_ends_the_connection(ctx: Context) -> None:
