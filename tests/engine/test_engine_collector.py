@@ -155,6 +155,20 @@ async def test_one_that_is_collected_in_another_thread_disturbs_nobody(
     await others_are_served(link, waiter, named)
 
 
+def known_calls() -> int:
+    return sum(type(o).__name__ == "Awaitable" for o in gc.get_objects())
+
+
+@pytest.mark.link(recv=True)
+async def test_one_that_is_dropped_is_known_to_the_collector_while_the_device_has_its_request(
+    acq: AsyncCQ, link: Link
+) -> None:
+    before = known_calls()
+    acq.recv(link.qp, link.into).send(None)
+    assert known_calls() == before + 1
+    assert link.qp.outstanding_recvs == 1
+
+
 @pytest.mark.parametrize("when", ["before it is collected", "after"])
 @pytest.mark.link(recv=True)
 async def test_the_baton_of_one_that_is_collected_in_another_thread_goes_on(

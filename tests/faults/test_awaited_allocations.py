@@ -639,6 +639,30 @@ def test_one_that_sleeps_in_trio_can_be_closed_and_is_thrown_into_with_and_witho
     trio.run(main)
 
 
+class SleepsOn(Sleep):
+    def __await__(self) -> Iterator[Any]:
+        try:
+            yield "sleeps"
+        except KeyError:
+            yield "sleeps on"
+
+
+def test_one_whose_wakeup_takes_an_exception_waits_on(
+    ctx: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trio, "Event", SleepsOn)
+
+    async def main() -> None:
+        async with AsyncCQ(CQ(ctx, 4, channel=CompletionChannel(ctx))) as acq:
+            call = acq.wait()
+            assert call.send(None) == "sleeps"
+            assert call.throw(KeyError()) == "sleeps on"
+            assert call.send(None) == "sleeps"
+            call.close()
+
+    trio.run(main)
+
+
 def left_over() -> tuple[Any, ...]:
     """Handles, files, and how many objects there are of each type."""
     counts: dict[str, int] = {}
