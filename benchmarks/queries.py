@@ -55,7 +55,7 @@ BENCHMARK = Benchmark(
     limits=(
         Limit("cqnotify", case="GID", over="pyverbs", at_most=0.44),
         Limit("cqnotify", case="GID", over="ibverbs", at_most=0.79),
-        # On a busy machine one run in twenty counts 3 % more here.
+        # On a busy machine a run can count 3 % more here.
         Limit("cqnotify", case="port", over="pyverbs", at_most=0.46),
         Limit("cqnotify", case="port", over="ibverbs", at_most=1.04),
     ),

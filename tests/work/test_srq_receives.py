@@ -57,9 +57,13 @@ def test_a_message_takes_the_next_receive_and_completes_on_its_qp(
 
 
 @pytest.mark.not_on_iwarp("it has no UD")
-def test_an_srq_of_datagrams_and_connections_tells_their_completions_apart(ctx: Context) -> None:
+@pytest.mark.parametrize("one_cq", [False, True])
+def test_an_srq_of_datagrams_and_connections_tells_their_completions_apart(
+    ctx: Context, one_cq: bool
+) -> None:
     hub = Hub(ctx, 1)
-    ud = QP(hub.pd, QPType.UD, send_cq=hub.new_cq(), recv_cq=hub.new_cq(), srq=hub.srq)
+    recv_cq = hub.qps[0].recv_cq if one_cq else hub.new_cq()
+    ud = QP(hub.pd, QPType.UD, send_cq=hub.new_cq(), recv_cq=recv_cq, srq=hub.srq)
     hub.add(ud, Endpoint(ctx, QPType.UD))
     hub.post(1, 2, 3)
     for i, wr_id in ((1, 1), (0, 2), (1, 3)):
