@@ -198,6 +198,19 @@ def arrived(w: World, wr_id: int = 1) -> None:
     w.ex.ack(w.ex.unacked)
 
 
+def fail_each(fail_nth: Callable[..., str | None], calls: set[str], step: int = 1) -> None:
+    """Make the first call fail, then the one `step` behind it, until there is none; then those of
+    `calls` that this has missed. How often a look finds nothing differs from run to run, and so
+    does which call is the n-th. `fail_nth(n, only="")` returns the call that failed."""
+    seen: set[str] = set()
+    n = 1
+    while (call := fail_nth(n)) is not None:
+        seen.add(call)
+        n += step
+    for call in calls - seen:
+        assert fail_nth(1, call) == call
+
+
 def message(w: World, wr_id: int) -> None:
     """It has raised an event; only the sender's completion was polled."""
     w.ex.req_notify()
